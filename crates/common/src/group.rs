@@ -1,0 +1,45 @@
+//! Worker groups as the placement store knows them.
+
+use crate::ids::{Epoch, GroupId};
+
+/// Who owns a session.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Owner {
+    pub group: GroupId,
+    pub epoch: Epoch,
+}
+
+/// What a group has left. Counts of slots; one slot holds one token's KV rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capacity {
+    /// Usable slots of the pool (the dead slot is not one).
+    pub slots_total: u64,
+    pub slots_free: u64,
+    /// Held by idle sessions that may be demoted.
+    pub slots_idle: u64,
+    pub sessions: u64,
+    pub running: u32,
+    pub queued: u32,
+}
+
+/// A group's registration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupRecord {
+    pub id: GroupId,
+    pub model: String,
+    /// URI of the leader.
+    pub address: String,
+    pub tp: u32,
+    /// Given by the store at registration.
+    pub epoch: Epoch,
+    pub capacity: Capacity,
+    /// Takes no new sessions.
+    pub draining: bool,
+}
+
+impl GroupRecord {
+    #[must_use]
+    pub fn owner(&self) -> Owner {
+        Owner { group: self.id.clone(), epoch: self.epoch }
+    }
+}

@@ -1,0 +1,19 @@
+//! Vocabulary shared by every crate: ids, units, error codes, clock, configuration, telemetry.
+//!
+//! Owns the words and nothing that acts: no gRPC, no etcd, no tensors.
+
+pub mod chat;
+pub mod clock;
+pub mod config;
+pub mod error;
+pub mod group;
+pub mod ids;
+pub mod request;
+pub mod sampling;
+pub mod tasks;
+pub mod telemetry;
+pub mod units;
+
+pub use error::{Coded, ErrorCode};
+pub use ids::{Epoch, GroupId, SessionId, SessionKey, TenantId};
+pub use units::{Position, SlotId};

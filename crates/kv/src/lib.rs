@@ -1,0 +1,1 @@
+//! KV bookkeeping without IO: slot pool, slot maps, live lists.

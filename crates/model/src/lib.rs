@@ -1,0 +1,1 @@
+//! Checkpoints, tokenizer, chat template, layers and sampling.

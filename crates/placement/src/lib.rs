@@ -1,0 +1,1 @@
+//! Who owns what: registration, capacity, claims and watch, over an authoritative store.

@@ -1,0 +1,1 @@
+//! The wire contract: generated code, conversions, and the only maker of tonic::Status.

@@ -1,0 +1,1 @@
+//! The session-affine entry point: admission, affinity, balance, relay.

@@ -1,0 +1,1 @@
+//! The leader of a worker group: server, scheduler, driver thread, sessions.
