@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let root = PathBuf::from("../../proto");
-    let files = ["types", "hawser", "worker", "store"].map(|name| root.join(format!("hawser/v1/{name}.proto")));
+    let files =
+        ["types", "hawser", "worker", "store"].map(|name| root.join(format!("hawser/v1/{name}.proto")));
     let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
     tonic_prost_build::configure()
         .file_descriptor_set_path(out.join("hawser.bin"))

@@ -1,1 +1,7 @@
-//! End-to-end tests.
+//! End-to-end tests: a whole cluster in this process, and real processes that talk gRPC.
+
+mod cluster;
+mod faults;
+mod process;
+mod processes;
+mod turns;

@@ -1,1 +1,12 @@
-//! Checkpoints, tokenizer, chat template, layers and sampling.
+//! A language model as a function over slots: checkpoints, tokenizer, chat template, layers and sampling.
+//!
+//! [`checkpoint::Checkpoint`] reads a model from disk, [`executor::Executor`] runs its layers over the rows of a
+//! [`executor::Batch`], [`text`] turns messages into tokens and back, [`sampling`] picks the next token.
+//! Never decides which session runs or which slot a row gets: that arrives in the batch.
+
+pub mod checkpoint;
+pub mod config;
+pub mod executor;
+pub mod layers;
+pub mod sampling;
+pub mod text;

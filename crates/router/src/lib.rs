@@ -1,1 +1,30 @@
 //! The session-affine entry point: admission, affinity, balance, relay.
+//!
+//! Owns no truth: the store says who owns a session, the workers hold the sessions. The router remembers what the
+//! store told it, chooses a group where the store says nothing, and relays frames. It never reads tokens, holds no KV
+//! state, and records nothing about a session before the store says so.
+//!
+//! Decisions are in pure modules that take time as an argument ([`affinity`], [`fleet`], [`balance`], [`attempts`]);
+//! what waits and calls is in `place`, `relay` and `service`.
+
+pub(crate) mod admission;
+pub(crate) mod affinity;
+pub(crate) mod attempts;
+pub(crate) mod balance;
+pub(crate) mod deadline;
+mod error;
+pub(crate) mod fleet;
+pub(crate) mod follow;
+mod options;
+pub(crate) mod place;
+pub(crate) mod relay;
+mod router;
+mod service;
+mod store_service;
+pub(crate) mod upstream;
+pub(crate) mod view;
+
+pub use error::RouteError;
+pub use options::{InvalidOptions, RouterOptions};
+pub use router::{Router, RouterHandle, StartError};
+pub use store_service::StoreService;

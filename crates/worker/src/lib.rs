@@ -1,1 +1,18 @@
-//! The leader of a worker group: server, scheduler, driver thread, sessions.
+//! The leader of a worker group: it tokenises, schedules, allocates, samples and streams.
+//!
+//! Owns the group's sessions, its scheduler and its driver thread. Promises that one thread owns the scheduler's
+//! state, that a turn ends with exactly one terminal event, and that an aborted turn leaves its session as the last
+//! committed turn left it. Never places sessions on other groups: that is the router's work.
+
+pub mod driver;
+mod lifecycle;
+mod options;
+mod remote_store;
+pub mod scheduler;
+mod server;
+pub mod session;
+pub mod turn;
+
+pub use lifecycle::{LoadError, LoadReport, StartError, Worker, WorkerHandle};
+pub use options::{InvalidOptions, KvType, WorkerOptions};
+pub use remote_store::RemoteStore;

@@ -1,0 +1,88 @@
+//! The command line: what there is, and help that one can learn from.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::commands::{bench, chat, config, demo, generate, pull, status};
+
+const EXAMPLES: &str = "\
+First steps:
+  hawser pull                      fetch the demo model (98 MB)
+  hawser up --groups 2             a router and two worker groups on this machine
+  hawser chat                      talk to it, from another terminal
+  hawser status                    who owns which session, and what is left
+  hawser demo                      watch an agent session move to another group when its own is stopped
+
+The same as separate processes:
+  hawser router --listen 127.0.0.1:7070
+  hawser worker --group a --router http://127.0.0.1:7070
+  hawser worker --group b --router http://127.0.0.1:7070
+
+Configuration: defaults, then a TOML file (--config), then variables (HAWSER_WORKER__THREADS=2 sets worker.threads),
+then flags. `hawser config` shows what is in effect; docs/config.md describes every key.";
+
+/// Serves language models to long-running agents: every session is pinned to a worker group that keeps its KV cache,
+/// so that a turn costs what is new in it and not the whole history.
+#[derive(Debug, Parser)]
+#[command(name = "hawser", version, arg_required_else_help = true, after_help = EXAMPLES)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options of every command.
+#[derive(Clone, Debug, Args)]
+pub struct Global {
+    /// Configuration file (TOML)
+    #[arg(long, global = true, env = "HAWSER_CONFIG", value_name = "FILE", help_heading = "Global options")]
+    pub config: Option<PathBuf>,
+    /// Set one configuration key, such as worker.step_tokens=128; may be repeated
+    #[arg(long = "set", global = true, value_name = "KEY=VALUE", help_heading = "Global options")]
+    pub set: Vec<String>,
+    /// Folder of models
+    #[arg(
+        long,
+        global = true,
+        env = "HAWSER_MODEL_DIR",
+        value_name = "DIR",
+        default_value = "models",
+        help_heading = "Global options"
+    )]
+    pub model_dir: PathBuf,
+    /// Which log lines to show on standard error: off, error, warn, info, debug, or per crate as in
+    /// info,hawser_router=debug [default: info for router and worker, else warn]
+    #[arg(long, global = true, env = "HAWSER_LOG", value_name = "FILTER", help_heading = "Global options")]
+    pub log: Option<String>,
+    /// Log lines as text or as JSON
+    #[arg(
+        long,
+        global = true,
+        env = "HAWSER_LOG_FORMAT",
+        value_name = "FORMAT",
+        default_value = "text",
+        help_heading = "Global options"
+    )]
+    pub log_format: hawser_common::telemetry::LogFormat,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Talk to a model in a session
+    Chat(chat::Options),
+    /// Generate once from a prompt, streaming to standard output
+    Generate(generate::Options),
+    /// Show groups, sessions and what is left of the pools
+    Status(status::Options),
+    /// Fetch a model
+    Pull(pull::Options),
+    /// Measure the engine on this machine
+    Bench(bench::Options),
+    /// Play an agent session on two worker groups and stop the one that owns it
+    Demo(demo::Options),
+    /// Show the configuration in effect
+    Config(config::Options),
+}

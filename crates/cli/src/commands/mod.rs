@@ -1,0 +1,60 @@
+//! The subcommands: one module each, with its options and what it does.
+
+pub mod bench;
+pub mod chat;
+pub mod config;
+pub mod demo;
+pub mod generate;
+pub mod pull;
+pub mod serving;
+pub mod speaking;
+pub mod status;
+
+use std::future::Future;
+
+use anyhow::Context;
+use hawser_client::Client;
+use hawser_common::telemetry;
+
+use crate::args::{Cli, Command, Global};
+use crate::config::{Config, Overrides};
+
+/// Runs what the command line asks for.
+pub fn run(cli: Cli) -> anyhow::Result<()> {
+    let Cli { global, command } = cli;
+    let quiet = match &command {
+        
+        _ => "warn",
+    };
+    let filter = global.log.clone().unwrap_or_else(|| quiet.to_owned());
+    telemetry::init(&filter, global.log_format)?;
+    match command {
+        Command::Chat(options) => block_on(chat::run(&global, &options)),
+        Command::Generate(options) => block_on(generate::run(&global, &options)),
+        Command::Status(options) => block_on(status::run(&global, &options)),
+        Command::Demo(options) => block_on(demo::run(&global, &options)),
+        Command::Pull(options) => pull::run(&global, &options),
+        Command::Bench(options) => bench::run(&global, &options),
+        Command::Config(options) => config::run(&global, &options),
+    }
+}
+
+/// Runs a command's future on a fresh runtime.
+fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime's threads")?;
+    let done = runtime.block_on(work);
+    // A thread that waits for a line from the keyboard never ends by itself.
+    runtime.shutdown_background();
+    done
+}
+
+/// Connects to the server that `--server`, the environment or the file names.
+async fn connect(global: &Global, server: Option<&str>) -> anyhow::Result<Client> {
+    let mut flags = Overrides::default();
+    flags.set("server", server);
+    let config = Config::load(global, flags)?;
+    Ok(Client::connect(&config.server).await?)
+}

@@ -1,0 +1,46 @@
+//! What the serving commands share: signals, thread counts, and how a started part is announced.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::console::{bytes, line};
+use crate::models;
+
+/// Waits for Ctrl-C or SIGTERM.
+pub async fn stop_signal() -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for Ctrl-C")?;
+    // Cancel-safe: both only wait.
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
+
+/// Runs `start`, or gives up when a stop signal comes first.
+pub async fn unless_stopped<T>(start: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<Option<T>> {
+    // Cancel-safe: dropping a start leaves nothing behind but memory that the process gives back.
+    tokio::select! {
+        started = start => started.map(Some),
+        stopped = stop_signal() => stopped.map(|()| None),
+    }
+}
+
+pub fn announce_loading(model: &Path, groups: usize) {
+    let into = if groups == 1 { String::new() } else { format!(" into {groups} groups") };
+    line(format!("loading {} ({}){into} …", model.display(), bytes(models::size(model))));
+}
+
+pub fn announce_stop(grace: Duration) {
+    line(format!("stopping: running turns have {} to finish (again to stop at once)", crate::console::time(grace)));
+}
+
+/// Cores of this machine, shared by `groups` that run in one process.
+pub fn threads_each(groups: usize) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (cores / groups).max(1)
+}

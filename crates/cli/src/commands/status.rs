@@ -1,0 +1,189 @@
+//! `hawser status`: groups, sessions and pools.
+
+use std::time::Duration;
+
+use hawser_client::wire;
+use serde::Serialize;
+
+use crate::args::Global;
+use crate::console::{count, line, time};
+use crate::table::{Align, Table};
+
+const EXAMPLES: &str = "\
+Examples:
+  hawser status
+  hawser status --server http://router:7070
+  hawser status --json | jq '.groups[] | {id, slots_free}'
+
+Slots hold the KV rows of one token each. FREE are on the free list; IDLE are held by sessions between turns.";
+
+/// Show groups, sessions and what is left of the pools.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Options {
+    /// URI of the router
+    #[arg(long, value_name = "URI")]
+    server: Option<String>,
+    /// Print JSON instead of tables
+    #[arg(long)]
+    json: bool,
+    /// Most sessions to show
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    sessions: u32,
+}
+
+#[derive(Debug, Serialize)]
+struct Status {
+    groups: Vec<Group>,
+    sessions: Vec<Session>,
+    /// There are more sessions than these.
+    sessions_truncated: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Group {
+    id: String,
+    model: String,
+    address: String,
+    epoch: u64,
+    draining: bool,
+    slots_total: u64,
+    slots_free: u64,
+    slots_idle: u64,
+    sessions: u64,
+    running: u32,
+    queued: u32,
+}
+
+#[derive(Debug, Serialize)]
+struct Session {
+    id: String,
+    group: String,
+    model: String,
+    turns: u32,
+    tokens: u64,
+    live_tokens: u64,
+    busy: bool,
+    idle_ms: u64,
+}
+
+pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
+    let client = super::connect(global, options.server.as_deref()).await?;
+    let groups = client.list_groups().await?;
+    let sessions = client.list_sessions(options.sessions.max(1)).await?;
+    let status = Status {
+        groups: groups.into_iter().map(group).collect(),
+        sessions: sessions.sessions.into_iter().map(session).collect(),
+        sessions_truncated: sessions.truncated,
+    };
+    if options.json {
+        line(serde_json::to_string_pretty(&status)?);
+    } else {
+        line(text(&status));
+    }
+    Ok(())
+}
+
+fn group(wire: wire::Group) -> Group {
+    let capacity = wire.capacity.unwrap_or_default();
+    Group {
+        id: wire.id,
+        model: wire.model,
+        address: wire.address,
+        epoch: wire.epoch,
+        draining: wire.draining,
+        slots_total: capacity.slots_total,
+        slots_free: capacity.slots_free,
+        slots_idle: capacity.slots_idle,
+        sessions: capacity.sessions,
+        running: capacity.running,
+        queued: capacity.queued,
+    }
+}
+
+fn session(wire: wire::SessionInfo) -> Session {
+    Session {
+        id: wire.id,
+        group: wire.group,
+        model: wire.model,
+        turns: wire.turns,
+        tokens: wire.tokens,
+        live_tokens: wire.live_tokens,
+        busy: wire.busy,
+        idle_ms: wire.idle_ms,
+    }
+}
+
+fn text(status: &Status) -> String {
+    if status.groups.is_empty() {
+        return "no worker group is registered; start one with: hawser worker --router URI --group NAME".to_owned();
+    }
+    let (left, right) = (Align::Left, Align::Right);
+    let mut groups = Table::new(&[
+        ("GROUP", left),
+        ("STATE", left),
+        ("SLOTS", right),
+        ("FREE", right),
+        ("IDLE", right),
+        ("SESSIONS", right),
+        ("RUNNING", right),
+        ("QUEUED", right),
+        ("EPOCH", right),
+        ("ADDRESS", left),
+        ("MODEL", left),
+    ]);
+    for group in &status.groups {
+        let state = if group.draining { "draining" } else { "serving" };
+        let numbers =
+            [group.slots_total, group.slots_free, group.slots_idle, group.sessions].map(count).into_iter();
+        let load = [u64::from(group.running), u64::from(group.queued), group.epoch].map(|n| n.to_string());
+        let names = [group.address.clone(), group.model.clone()];
+        groups.row([group.id.clone(), state.to_owned()].into_iter().chain(numbers).chain(load).chain(names).collect());
+    }
+    let mut sessions = Table::new(&[
+        ("SESSION", left),
+        ("GROUP", left),
+        ("TURNS", right),
+        ("TOKENS", right),
+        ("LIVE", right),
+        ("STATE", left),
+    ]);
+    for session in &status.sessions {
+        let idle = || format!("idle {}", time(Duration::from_millis(session.idle_ms)));
+        sessions.row(vec![
+            session.id.clone(),
+            session.group.clone(),
+            session.turns.to_string(),
+            count(session.tokens),
+            count(session.live_tokens),
+            if session.busy { "busy".to_owned() } else { idle() },
+        ]);
+    }
+    let more = if status.sessions_truncated { "\n(there are more; see --sessions)" } else { "" };
+    let sessions = if status.sessions.is_empty() { "no sessions".to_owned() } else { sessions.to_string() };
+    format!("{groups}\n\n{sessions}{more}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_show_every_group_and_session() {
+        let capacity = wire::Capacity { slots_total: 40_000, slots_free: 39_000, sessions: 1, ..Default::default() };
+        let wire_group = wire::Group { id: "a".into(), capacity: Some(capacity), ..Default::default() };
+        let wire_session =
+            wire::SessionInfo { id: "s-1".into(), turns: 6, tokens: 1_000, idle_ms: 1_500, ..Default::default() };
+        let status = Status {
+            groups: vec![group(wire_group)],
+            sessions: vec![session(wire_session)],
+            sessions_truncated: true,
+        };
+        let shown = text(&status);
+        for part in ["40,000", "39,000", "serving", "s-1", "1,000", "idle 1.50 s", "there are more"] {
+            assert!(shown.contains(part), "{part:?} is not in\n{shown}");
+        }
+        let empty = Status { groups: vec![], sessions: vec![], sessions_truncated: false };
+        assert!(text(&empty).contains("hawser worker"));
+    }
+}

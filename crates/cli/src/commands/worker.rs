@@ -1,0 +1,101 @@
+//! `hawser worker`: one worker group as a process of its own.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use hawser_common::clock::Clock;
+use hawser_placement::Store;
+use hawser_worker::{RemoteStore, Worker, WorkerHandle};
+
+use super::serving::{announce_loading, announce_stop, stop_signal, unless_stopped};
+use crate::args::Global;
+use crate::config::{Config, Overrides};
+use crate::console::{bytes, count, line, time};
+use crate::models;
+
+const EXAMPLES: &str = "\
+Examples:
+  hawser worker --group a --router http://127.0.0.1:7070
+  hawser worker --group b --model models/Qwen2.5-0.5B-Instruct --threads 8
+  hawser worker --group c --listen 0.0.0.0:7071 --set worker.advertise=http://host-c:7071
+
+Ctrl-C or SIGTERM hands the group's sessions over: running turns finish, later ones run at another group.";
+
+/// Run one worker group and join a router.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Options {
+    /// A .gguf file, a checkpoint directory, or a name in the folder of models [default: smollm2-135m]
+    #[arg(long, value_name = "MODEL")]
+    model: Option<PathBuf>,
+    /// URI of the router to join [default: http://127.0.0.1:7070]
+    #[arg(long, visible_alias = "server", value_name = "URI")]
+    router: Option<String>,
+    /// Name of the group; no other one in the cluster may have it [default: group-0]
+    #[arg(long, value_name = "NAME")]
+    group: Option<String>,
+    /// Where the leader listens; port 0 takes a free one [default: 127.0.0.1:0]
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+    /// CPU threads [default: all cores]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Memory of the KV pool in MiB [default: 1024]
+    #[arg(long, value_name = "MIB")]
+    kv_memory_mib: Option<usize>,
+}
+
+pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
+    let mut flags = Overrides::default();
+    flags.set("worker.model", options.model.as_ref().map(|path| path.display().to_string()));
+    flags.set("server", options.router.clone());
+    flags.set("worker.group", options.group.clone());
+    flags.set("worker.listen", options.listen.map(|address| address.to_string()));
+    flags.set("worker.threads", options.threads);
+    flags.set("worker.kv_memory_mib", options.kv_memory_mib);
+    let mut config = Config::load(global, flags)?;
+    config.worker.model = models::resolve(&config.worker.model, &global.model_dir)?;
+    config.print();
+    let Some(group) = unless_stopped(Box::pin(start(&config))).await? else {
+        return Ok(());
+    };
+    announce_ready(&group);
+    line(format!("group {} serves at http://{} and has joined {}", group.group(), group.addr(), config.server));
+    stop_signal().await?;
+    let grace = Duration::from_secs(config.grace_s);
+    announce_stop(grace);
+    // Cancel-safe: the process ends either way.
+    tokio::select! {
+        _ = group.shutdown(grace) => line("stopped"),
+        again = stop_signal() => again?,
+    }
+    Ok(())
+}
+
+async fn start(config: &Config) -> anyhow::Result<WorkerHandle> {
+    let uri = &config.server;
+    let advice = || format!("cannot join the router at {uri}; start one with `hawser router`, or name it with --router");
+    let store: Arc<dyn Store> = Arc::new(RemoteStore::connect(uri).await.with_context(advice)?);
+    announce_loading(&config.worker.model, 1);
+    let started = Worker::start(config.worker.clone(), store, Clock::system()).await;
+    started.with_context(|| format!("cannot start group {}", config.worker.group))
+}
+
+/// What was loaded and what the group has.
+pub fn announce_ready(group: &WorkerHandle) {
+    let report = group.report();
+    let threads = if report.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", report.threads) };
+    line(format!(
+        "  {}: {} ({}) loaded in {}; {threads}; KV pool of {} tokens ({}); context {}",
+        group.group(),
+        report.model,
+        report.architecture,
+        time(report.elapsed),
+        count(report.slots as u64),
+        bytes(report.kv_bytes),
+        count(report.context as u64),
+    ));
+}

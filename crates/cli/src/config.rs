@@ -1,0 +1,186 @@
+//! The configuration of the `hawser` command. One file may serve all subcommands; each uses the keys it needs.
+
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use hawser_common::config;
+use crate::stub::{RouterOptions, WorkerOptions};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::args::Global;
+use crate::console;
+
+/// Most groups of `hawser up`.
+const MAX_GROUPS: usize = 64;
+
+/// Every key, described in docs/config.md.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// URI of the router: where chat, generate and status connect, and which cluster a worker joins.
+    pub server: String,
+    /// Worker groups of `hawser up`.
+    pub groups: usize,
+    /// Seconds that running turns have to finish after a stop signal.
+    pub grace_s: u64,
+    pub router: RouterOptions,
+    pub worker: WorkerOptions,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            server: "http://127.0.0.1:7070".to_owned(),
+            groups: 1,
+            grace_s: 30,
+            router: RouterOptions::default(),
+            worker: WorkerOptions::default(),
+        }
+    }
+}
+
+/// Flags of a subcommand as configuration keys; unset ones override nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Overrides(Map<String, Value>);
+
+impl Overrides {
+    /// Sets `key` (dots separate tables) where `value` is given.
+    pub fn set(&mut self, key: &str, value: Option<impl Into<Value>>) {
+        let Some(value) = value else { return };
+        let mut path: Vec<&str> = key.split('.').collect();
+        let last = path.pop().unwrap_or_default();
+        let mut table = &mut self.0;
+        for part in path {
+            let entry = table.entry(part).or_insert_with(|| Value::Object(Map::new()));
+            if !entry.is_object() {
+                *entry = Value::Object(Map::new());
+            }
+            match entry {
+                Value::Object(inner) => table = inner,
+                _ => return,
+            }
+        }
+        table.insert(last.to_owned(), value.into());
+    }
+
+    /// Takes `KEY=VALUE`, where the value is TOML or else a plain text.
+    fn assign(&mut self, text: &str) -> anyhow::Result<()> {
+        let Some((key, value)) = text.split_once('=') else {
+            bail!("--set {text:?} has no value; write it as KEY=VALUE, such as worker.threads=2");
+        };
+        let parsed = toml::from_str::<Map<String, Value>>(&format!("value = {value}"));
+        let value = parsed.ok().and_then(|mut map| map.remove("value")).unwrap_or_else(|| Value::from(value));
+        self.set(key.trim(), Some(value));
+        Ok(())
+    }
+}
+
+impl Config {
+    /// Defaults, file, environment, flags, in this order.
+    pub fn load(global: &Global, flags: Overrides) -> anyhow::Result<Self> {
+        Self::from_sources(global.config.as_deref(), &global.set, flags)
+    }
+
+    fn from_sources(file: Option<&Path>, set: &[String], mut flags: Overrides) -> anyhow::Result<Self> {
+        for text in set {
+            flags.assign(text)?;
+        }
+        let loaded: Self = config::load(&Self::default(), file, &flags.0).context("wrong configuration")?;
+        if !(1..=MAX_GROUPS).contains(&loaded.groups) {
+            bail!("wrong configuration: groups is {}; allowed is 1 to {MAX_GROUPS}", loaded.groups);
+        }
+        Ok(loaded)
+    }
+
+    /// Prints what differs from the defaults.
+    pub fn print(&self) {
+        let (mine, defaults) = (flat(self), flat(&Self::default()));
+        let changed: Vec<_> = mine.iter().filter(|(key, value)| defaults.get(*key) != Some(value)).collect();
+        if changed.is_empty() {
+            console::line(console::dim("configuration: all defaults (`hawser config` shows them)"));
+            return;
+        }
+        console::line(console::dim("configuration (the rest at its defaults; `hawser config` shows them):"));
+        for (key, value) in changed {
+            console::line(console::dim(format!("  {key} = {value}")));
+        }
+    }
+}
+
+/// Keys with dots and their values.
+fn flat(config: &Config) -> Map<String, Value> {
+    let mut out = Map::new();
+    if let Ok(Value::Object(root)) = serde_json::to_value(config) {
+        flatten(&mut out, "", root);
+    }
+    out
+}
+
+fn flatten(out: &mut Map<String, Value>, prefix: &str, table: Map<String, Value>) {
+    for (key, value) in table {
+        let key = if prefix.is_empty() { key } else { format!("{prefix}.{key}") };
+        match value {
+            Value::Object(inner) => flatten(out, &key, inner),
+            value => {
+                out.insert(key, value);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(set: &[&str], flags: Overrides) -> anyhow::Result<Config> {
+        let set: Vec<String> = set.iter().map(|&text| text.to_owned()).collect();
+        Config::from_sources(None, &set, flags)
+    }
+
+    #[test]
+    fn flags_reach_nested_keys_and_unset_ones_do_nothing() {
+        let mut flags = Overrides::default();
+        flags.set("worker.threads", Some(3));
+        flags.set("worker.group", None::<String>);
+        flags.set("groups", Some(2));
+        let config = load(&["worker.step_tokens=64", "server=http://elsewhere:1"], flags).unwrap();
+        assert_eq!((config.groups, config.worker.threads, config.worker.step_tokens), (2, 3, 64));
+        assert_eq!(config.worker.group, WorkerOptions::default().group);
+        assert_eq!(config.server, "http://elsewhere:1");
+    }
+
+    #[test]
+    fn a_file_is_read_and_flags_win_over_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("hawser.toml");
+        std::fs::write(&file, "groups = 3\n[worker]\nthreads = 7\n").unwrap();
+        let mut flags = Overrides::default();
+        flags.set("worker.threads", Some(1));
+        let config = Config::from_sources(Some(&file), &[], flags).unwrap();
+        assert_eq!((config.groups, config.worker.threads), (3, 1));
+        let missing = Config::from_sources(Some(&dir.path().join("no.toml")), &[], Overrides::default());
+        assert!(format!("{:#}", missing.unwrap_err()).contains("does not exist"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (set, name) in [("worker.thread=2", "thread"), ("groups=0", "groups"), ("worker.threads=x", "threads")] {
+            let error = format!("{:#}", load(&[set], Overrides::default()).unwrap_err());
+            assert!(error.contains(name), "{set}: {error}");
+        }
+        assert!(load(&["worker"], Overrides::default()).is_err());
+    }
+
+    /// The reference in docs/config.md and the structs cannot drift apart.
+    #[test]
+    fn every_key_is_documented_with_its_default() {
+        let text = include_str!("../../../docs/config.md");
+        let missing: Vec<String> = flat(&Config::default())
+            .iter()
+            .map(|(key, value)| format!("| `{key}` | `{value}` |"))
+            .filter(|row| !text.contains(row.as_str()))
+            .collect();
+        assert!(missing.is_empty(), "docs/config.md lacks:\n{}", missing.join("\n"));
+    }
+}

@@ -1,0 +1,194 @@
+//! One connection to a router: the calls as they are in the protocol, with deadlines and typed errors.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hawser_proto::MAX_MESSAGE_BYTES;
+use hawser_proto::v1::hawser_client::HawserClient;
+use hawser_proto::v1::{self, GenerateRequest};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Response, Status};
+
+use crate::error::ClientError;
+use crate::frames::FrameStream;
+use crate::session::SessionBuilder;
+
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// Calls that do not generate answer at once, or not at all.
+const CALL_LIMIT: Duration = Duration::from_secs(10);
+const KEEPALIVE: Duration = Duration::from_secs(30);
+
+/// A connection to a router. Clones share it; it reconnects by itself.
+#[derive(Clone, Debug)]
+pub struct Client {
+    rpc: HawserClient<Channel>,
+    uri: Arc<str>,
+}
+
+impl Client {
+    /// Connects to `uri`, such as `http://127.0.0.1:7070`; the scheme may be left out.
+    ///
+    /// # Errors
+    /// [`ClientError::Address`] where the text is no address, [`ClientError::Connect`] where nobody answers in 5 s.
+    pub async fn connect(uri: &str) -> Result<Self, ClientError> {
+        let (uri, endpoint) = endpoint(uri)?;
+        let channel = endpoint
+            .connect()
+            .await
+            .map_err(|error| ClientError::Connect { uri: uri.clone(), cause: innermost(&error) })?;
+        let rpc = HawserClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        Ok(Self { rpc, uri: uri.into() })
+    }
+
+    /// Where this client connects to.
+    #[must_use]
+    pub fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    /// A conversation that this client keeps. Nothing is sent yet.
+    #[must_use]
+    pub fn session(&self) -> SessionBuilder {
+        SessionBuilder::new(self.clone())
+    }
+
+    /// One turn, as it is in the protocol. The caller keeps the history. `limit` bounds the whole stream.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] or [`ClientError::Deadline`]: nothing was delivered.
+    pub async fn generate(
+        &self,
+        request: GenerateRequest,
+        limit: Option<Duration>,
+    ) -> Result<FrameStream, ClientError> {
+        let mut request = Request::new(request);
+        if let Some(limit) = limit {
+            request.set_timeout(limit);
+        }
+        let mut rpc = self.rpc.clone();
+        FrameStream::open(limit, async move { rpc.generate(request).await }).await
+    }
+
+    /// # Errors
+    /// Any [`ClientError`]; so do all calls below.
+    pub async fn list_models(&self) -> Result<Vec<v1::ModelInfo>, ClientError> {
+        let mut rpc = self.rpc.clone();
+        let answer = call(async move { rpc.list_models(bounded(v1::ListModelsRequest {})).await }).await?;
+        Ok(answer.models)
+    }
+
+    /// Worker groups with their capacity.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn list_groups(&self) -> Result<Vec<v1::Group>, ClientError> {
+        let mut rpc = self.rpc.clone();
+        let answer = call(async move { rpc.list_groups(bounded(v1::ListGroupsRequest {})).await }).await?;
+        Ok(answer.groups)
+    }
+
+    /// Sessions of this tenant, at most `limit` of them (0: 1,000).
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn list_sessions(&self, limit: u32) -> Result<v1::ListSessionsResponse, ClientError> {
+        let mut rpc = self.rpc.clone();
+        call(async move { rpc.list_sessions(bounded(v1::ListSessionsRequest { limit })).await }).await
+    }
+
+    /// One session, as its owner sees it.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] with `NotFound` where no group holds it.
+    pub async fn describe_session(&self, session: &str) -> Result<v1::SessionInfo, ClientError> {
+        let request = v1::DescribeSessionRequest { session: session.to_owned() };
+        let mut rpc = self.rpc.clone();
+        let answer = call(async move { rpc.describe_session(bounded(request)).await }).await?;
+        answer.session.ok_or(ClientError::Protocol { what: "a description without a session" })
+    }
+
+    /// Makes `fork` a copy of `session` (empty: the server draws an id).
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn fork_session(&self, session: &str, fork: &str) -> Result<v1::SessionInfo, ClientError> {
+        let request = v1::ForkSessionRequest { session: session.to_owned(), fork: fork.to_owned() };
+        let mut rpc = self.rpc.clone();
+        let answer = call(async move { rpc.fork_session(bounded(request)).await }).await?;
+        answer.session.ok_or(ClientError::Protocol { what: "a fork without a session" })
+    }
+
+    /// Ends a session; gives the slots that became free. Unknown sessions are not an error.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn close_session(&self, session: &str) -> Result<u64, ClientError> {
+        let request = v1::CloseSessionRequest { session: session.to_owned() };
+        let mut rpc = self.rpc.clone();
+        let answer = call(async move { rpc.close_session(bounded(request)).await }).await?;
+        Ok(answer.slots_freed)
+    }
+
+    /// Token ids of a text or a rendered conversation.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn tokenize(&self, request: v1::TokenizeRequest) -> Result<v1::TokenizeResponse, ClientError> {
+        let mut rpc = self.rpc.clone();
+        call(async move { rpc.tokenize(bounded(request)).await }).await
+    }
+}
+
+fn endpoint(uri: &str) -> Result<(String, Endpoint), ClientError> {
+    let full = if uri.contains("://") { uri.to_owned() } else { format!("http://{uri}") };
+    let bad = || ClientError::Address { uri: uri.to_owned() };
+    let endpoint = Endpoint::from_shared(full.clone()).map_err(|_| bad())?;
+    if endpoint.uri().host().is_none_or(str::is_empty) {
+        return Err(bad());
+    }
+    let endpoint = endpoint
+        .connect_timeout(CONNECT_LIMIT)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(KEEPALIVE)
+        .keep_alive_while_idle(true);
+    Ok((full, endpoint))
+}
+
+fn bounded<T>(message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(CALL_LIMIT);
+    request
+}
+
+async fn call<T>(rpc: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, ClientError> {
+    match tokio::time::timeout(CALL_LIMIT, rpc).await {
+        Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Err(status)) => Err(ClientError::refused(&status)),
+        Err(_) => Err(ClientError::Deadline { limit: CALL_LIMIT }),
+    }
+}
+
+/// The cause that says most: tonic's own texts are "transport error".
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut deepest = error;
+    while let Some(next) = deepest.source() {
+        deepest = next;
+    }
+    deepest.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_may_leave_out_the_scheme_and_must_have_a_host() {
+        let check = |text: &str| endpoint(text).map(|(uri, _)| uri).ok();
+        assert_eq!(check("127.0.0.1:7070").as_deref(), Some("http://127.0.0.1:7070"));
+        assert_eq!(check("http://router:1").as_deref(), Some("http://router:1"));
+        for bad in ["", "http://", "a b", "::"] {
+            assert_eq!(check(bad), None, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+use super::*;
+use proptest::prelude::*;
+
+const TYPES: [RowType; 3] = [RowType::F32, RowType::F16, RowType::Bf16];
+
+fn round(rows: RowType, x: f32) -> f32 {
+    match rows {
+        RowType::F32 => x,
+        RowType::F16 => f16::from_f32(x).to_f32(),
+        RowType::Bf16 => bf16::from_f32(x).to_f32(),
+    }
+}
+
+proptest! {
+    #[test]
+    fn rows_read_back_as_written_and_touch_no_other(
+        head_dim in 1usize..40, kv_heads in 1usize..4, slot in 1u32..6, layer in 0usize..3, rows in 0usize..3,
+    ) {
+        let shape = KvShape { layers: 3, slots: 6, kv_heads, head_dim };
+        let rows = TYPES[rows];
+        let mut kv = KvRows::new(shape, rows).unwrap();
+        (0..6).for_each(|slot| kv.poison(SlotId(slot)));
+        let keys: Vec<f32> = (0..kv_heads * head_dim).map(|i| (i as f32 + 0.3).sin()).collect();
+        let values: Vec<f32> = keys.iter().map(|x| x * 3.0 - 1.0).collect();
+        kv.write(layer, &[SlotId(slot)], &keys, &values);
+        let mut out = vec![0.0; head_dim];
+        for l in 0..3 {
+            for s in 0..6 {
+                for head in 0..kv_heads {
+                    let written = (l, s) == (layer, slot);
+                    for (read, source) in [(KvRows::key as fn(&_, _, _, _, &mut [f32]), &keys), (KvRows::value, &values)] {
+                        read(&kv, l, SlotId(s), head, &mut out);
+                        for (d, &x) in out.iter().enumerate() {
+                            let expected = if written { round(rows, source[head * head_dim + d]) } else { f32::NAN };
+                            prop_assert!(x == expected || (x.is_nan() && expected.is_nan()), "{l} {s} {head} {d}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn writing_a_slot_clears_what_its_padding_held() {
+    for rows in TYPES {
+        let mut kv = KvRows::new(KvShape { layers: 1, slots: 2, kv_heads: 1, head_dim: 5 }, rows).unwrap();
+        kv.poison(SlotId(1));
+        kv.write(0, &[SlotId(1)], &[1.0; 5], &[2.0; 5]);
+        let padding_is_zero = match kv.layer(0) {
+            Layer::F32(items) => items[37..48].iter().chain(&items[53..64]).all(|&x| x == 0.0),
+            Layer::F16(items) | Layer::Bf16(items) => items[37..48].iter().chain(&items[53..64]).all(|&x| x == 0),
+        };
+        assert!(padding_is_zero, "{rows:?}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "the dead slot is never written")]
+fn the_dead_slot_is_never_written() {
+    let mut kv = KvRows::new(KvShape { layers: 1, slots: 2, kv_heads: 1, head_dim: 1 }, RowType::F32).unwrap();
+    kv.write(0, &[SlotId(1), SlotId::DEAD], &[0.0; 2], &[0.0; 2]);
+}
+
+#[test]
+fn impossible_shapes_are_typed_errors() {
+    let shape = KvShape { layers: 2, slots: 8, kv_heads: 1, head_dim: 4 };
+    let error = |shape| KvRows::new(shape, RowType::F32).unwrap_err();
+    assert!(matches!(error(KvShape { slots: 1, ..shape }), DeviceError::Shape { name: "slots", .. }));
+    assert!(matches!(error(KvShape { head_dim: 0, ..shape }), DeviceError::Shape { name: "head_dim", .. }));
+    assert!(matches!(error(KvShape { slots: usize::MAX / 2, ..shape }), DeviceError::TooLarge { .. }));
+    assert!(matches!(error(KvShape { head_dim: usize::MAX, ..shape }), DeviceError::TooLarge { .. }));
+    assert_eq!(KvRows::new(shape, RowType::F16).unwrap().bytes(), 2 * 8 * 32 * 2);
+}

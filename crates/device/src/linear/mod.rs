@@ -1,0 +1,70 @@
+//! Packed weights and matrix products.
+//!
+//! One arithmetic serves decode (one row) and prefill (hundreds): activations become int8 per block of 32, blocks are
+//! multiplied exactly in integers, and block results are added in f32 in a fixed order (see `quantised`). Float
+//! weights use f32 throughout (see `floats`).
+//!
+//! Promises that an output row is bit for bit the same whatever rows are computed with it and by however many
+//! threads. Instruction sets agree bit for bit too. Never allocates once its scratch has grown.
+
+mod activations;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod floats;
+mod format;
+mod kernels;
+mod lanes;
+mod pack;
+mod portable;
+mod product;
+mod quantised;
+#[cfg(test)]
+mod tests;
+
+pub use activations::MatmulScratch;
+pub use format::{Format, LinearError, RawMatrix};
+pub use pack::PackedMatrix;
+
+use crate::threads::{SharedMut, Threads, split};
+use product::{Inputs, Product};
+
+/// What becomes of the old contents of an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Write {
+    /// `out = W x`.
+    Store,
+    /// `out = out + W x`: a residual connection.
+    Add,
+}
+
+/// `out[m][rows] = W x`, or `+=`, for activations `x[m][cols]`; `m` follows from the length of `x` and may be zero.
+/// A row that holds a number that is not finite gives outputs that are not finite, and disturbs no other row.
+pub fn matmul(
+    threads: &Threads,
+    w: &PackedMatrix,
+    x: &[f32],
+    out: &mut [f32],
+    write: Write,
+    scratch: &mut MatmulScratch,
+) {
+    let m = x.len() / w.cols;
+    assert_eq!(x.len(), m * w.cols, "activations are whole rows of {} columns", w.cols);
+    assert_eq!(out.len(), m * w.rows, "outputs are {m} rows of {} items", w.rows);
+    if m == 0 {
+        return;
+    }
+    let inputs = if w.format.is_quantised() {
+        Inputs::Blocks(scratch.quantise(threads, w.kernel, x))
+    } else {
+        Inputs::Floats(x)
+    };
+    let product = Product { weights: w, inputs, m, out: SharedMut::new(out), write };
+    let align = product.tiles_per_line();
+    threads.run(&|index| {
+        let tiles = split(w.tiles(), threads.count(), index, align);
+        // SAFETY: `split` gives each part its own tiles.
+        unsafe { w.kernel.run(&product, tiles) };
+    });
+}

@@ -1,0 +1,68 @@
+//! The activations of a step: plain f32 rows that are kept between steps (docs/adr/0002-activations.md).
+
+use hawser_device::attention::AttendScratch;
+
+use super::linear::LinearScratch;
+
+/// Rows of one width. Grows to the largest step and stays.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    width: usize,
+    values: Vec<f32>,
+}
+
+impl Rows {
+    fn new(width: usize) -> Self {
+        Self { width, values: Vec::new() }
+    }
+
+    /// The first `count` rows. What they hold is left over from the last use.
+    pub(crate) fn first(&mut self, count: usize) -> &mut [f32] {
+        let length = count * self.width;
+        if self.values.len() < length {
+            self.values.resize(length, 0.0);
+        }
+        &mut self.values[..length]
+    }
+}
+
+/// Everything a step writes that is not a KV row or a logit.
+#[derive(Debug)]
+pub(crate) struct Buffers {
+    /// The residual stream, `[rows][hidden]`.
+    pub(crate) stream: Rows,
+    /// The input of a product, `[rows][hidden]`.
+    pub(crate) normed: Rows,
+    /// q, k and v of a row beside each other.
+    pub(crate) qkv: Rows,
+    pub(crate) query: Rows,
+    pub(crate) key: Rows,
+    pub(crate) value: Rows,
+    /// What attention gives, `[rows][heads][head_dim]`.
+    pub(crate) attended: Rows,
+    /// gate and up of a row beside each other.
+    pub(crate) gate_up: Rows,
+    /// silu(gate) · up, `[rows][ffn]`.
+    pub(crate) gated: Rows,
+    pub(crate) linear: LinearScratch,
+    pub(crate) attend: AttendScratch,
+}
+
+impl Buffers {
+    pub(crate) fn new(config: &crate::config::ModelConfig) -> Self {
+        let (q, kv) = (config.query_width(), config.kv_width());
+        Self {
+            stream: Rows::new(config.hidden),
+            normed: Rows::new(config.hidden),
+            qkv: Rows::new(q + 2 * kv),
+            query: Rows::new(q),
+            key: Rows::new(kv),
+            value: Rows::new(kv),
+            attended: Rows::new(q),
+            gate_up: Rows::new(2 * config.ffn),
+            gated: Rows::new(config.ffn),
+            linear: LinearScratch::default(),
+            attend: AttendScratch::default(),
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Products of every format against a dense reference, and their independence of the batch.
+
+use std::num::NonZeroUsize;
+
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{Device, Tensor};
+use hawser_device::linear::Write;
+use hawser_device::threads::Threads;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use super::*;
+use crate::checkpoint::dequantize;
+
+const ROWS: usize = 64;
+const COLS: usize = 512;
+
+struct Matrix {
+    dtype: GgmlDType,
+    data: Vec<u8>,
+    dense: Vec<f32>,
+}
+
+fn random(rng: &mut StdRng, count: usize) -> Vec<f32> {
+    (0..count).map(|_| rng.random_range(-1.0..1.0)).collect()
+}
+
+fn matrix(rng: &mut StdRng, dtype: GgmlDType) -> Matrix {
+    let weights = Tensor::from_vec(random(rng, ROWS * COLS), (ROWS, COLS), &Device::Cpu).unwrap();
+    let data = QTensor::quantize(&weights, dtype).unwrap().data().unwrap().into_owned();
+    let dense = dequantize(dtype, &data, ROWS * COLS).unwrap();
+    Matrix { dtype, data, dense }
+}
+
+fn view(matrix: &Matrix) -> MatrixView<'_> {
+    MatrixView { dtype: matrix.dtype, rows: ROWS, cols: COLS, data: &matrix.data }
+}
+
+fn forward(linear: &Linear, x: &[f32]) -> Vec<f32> {
+    let threads = Threads::new(NonZeroUsize::new(2).unwrap());
+    let mut out = vec![0.0; x.len() / COLS * linear.rows()];
+    linear.forward(&threads, x, &mut out, Write::Store, &mut LinearScratch::default()).unwrap();
+    out
+}
+
+/// Every pair of formats below each other, with a row order on the first: close to the dense product, row by row the
+/// same whatever the batch, and rows read back exactly.
+#[test]
+fn products_of_any_mix_of_formats_are_right_and_independent_of_the_batch() {
+    let seed = rand::random::<u64>();
+    println!("seed {seed}");
+    let mut rng = StdRng::seed_from_u64(seed);
+    let formats =
+        [GgmlDType::Q4K, GgmlDType::Q6K, GgmlDType::Q5_0, GgmlDType::Q4_1, GgmlDType::Q8_0, GgmlDType::F16];
+    let order: Vec<u32> = (0..ROWS as u32).rev().collect();
+    for first in formats {
+        for second in formats {
+            let (a, b) = (matrix(&mut rng, first), matrix(&mut rng, second));
+            let ordered =
+                [Ordered { view: view(&a), order: Some(&order) }, Ordered { view: view(&b), order: None }];
+            let linear = Linear::new(&ordered).unwrap();
+            assert_eq!(linear.rows(), 2 * ROWS);
+            let mut weights: Vec<f32> = a.dense.chunks(COLS).rev().flatten().copied().collect();
+            weights.extend(&b.dense);
+            let x = random(&mut rng, 40 * COLS);
+            let batch = forward(&linear, &x);
+            for (x, out) in x.chunks(COLS).zip(batch.chunks(2 * ROWS)) {
+                assert_eq!(forward(&linear, x), out, "{first:?} {second:?}: alone and in a batch");
+                for (weights, out) in weights.chunks(COLS).zip(out) {
+                    let exact: f32 = weights.iter().zip(x).map(|(w, x)| w * x).sum();
+                    assert!((exact - out).abs() < 0.5, "{first:?} {second:?}: {exact} {out}");
+                }
+            }
+            let mut row = vec![0.0; COLS];
+            for (index, weights) in weights.chunks(COLS).enumerate() {
+                linear.row(index, &mut row).unwrap();
+                assert_eq!(row, weights, "{first:?} {second:?}: row {index}");
+            }
+        }
+    }
+}
+
+#[test]
+fn adding_adds_to_what_was_there() {
+    let mut rng = StdRng::seed_from_u64(7);
+    for dtype in [GgmlDType::Q4_1, GgmlDType::Q4K] {
+        let a = matrix(&mut rng, dtype);
+        let linear = Linear::new(&[Ordered { view: view(&a), order: None }]).unwrap();
+        let x = random(&mut rng, 3 * COLS);
+        let threads = Threads::new(NonZeroUsize::MIN);
+        let stored = forward(&linear, &x);
+        let mut added = vec![1.0; stored.len()];
+        linear.forward(&threads, &x, &mut added, Write::Add, &mut LinearScratch::default()).unwrap();
+        assert!(stored.iter().zip(&added).all(|(a, b)| (a + 1.0 - b).abs() < 1e-5), "{dtype:?}");
+    }
+}

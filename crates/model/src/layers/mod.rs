@@ -1,0 +1,84 @@
+//! A model's weights and what its layers compute: RMS norm, attention over live slots, gated feed-forward.
+//!
+//! Owns the weights, which never change after loading. Promises that a row's result depends on its token, its position
+//! and its live slots only. Never owns KV rows, never knows sessions.
+
+mod buffers;
+mod elementwise;
+mod forward;
+mod linear;
+mod load;
+
+pub use linear::PackError;
+pub use load::LoadError;
+
+pub(crate) use buffers::Buffers;
+pub(crate) use forward::Pass;
+pub(crate) use linear::Linear;
+
+use crate::checkpoint::Checkpoint;
+use crate::config::ModelConfig;
+
+/// A model ready to run.
+#[derive(Debug)]
+pub struct Model {
+    config: ModelConfig,
+    /// `[vocab, hidden]`.
+    embedding: Linear,
+    /// `[vocab, hidden]`; `None`: the embedding is the head.
+    head: Option<Linear>,
+    /// `[hidden]`.
+    output_norm: Vec<f32>,
+    layers: Vec<Layer>,
+    /// Radians per position of each pair of a head; `[head_dim / 2]`.
+    frequencies: Vec<f64>,
+}
+
+/// One layer's weights; shapes as in [`crate::checkpoint::LayerPart`].
+#[derive(Debug)]
+pub(crate) struct Layer {
+    attention_norm: Vec<f32>,
+    /// q, k and v below each other.
+    qkv: Linear,
+    qkv_bias: Option<Vec<f32>>,
+    head_norms: Option<HeadNorms>,
+    output: Linear,
+    ffn_norm: Vec<f32>,
+    /// gate and up below each other.
+    gate_up: Linear,
+    down: Linear,
+}
+
+/// Norms of every head of q and k; `[head_dim]` each.
+#[derive(Debug)]
+struct HeadNorms {
+    query: Vec<f32>,
+    key: Vec<f32>,
+}
+
+impl Model {
+    /// Reads and packs the weights. The checkpoint may be closed afterwards.
+    ///
+    /// # Errors
+    /// [`LoadError`]: no memory, or a checkpoint whose weights cannot be read.
+    pub fn load(checkpoint: &Checkpoint) -> Result<Self, LoadError> {
+        load::load(checkpoint)
+    }
+
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Bytes of weights that one decode step reads: everything but the embedding where that is no head too.
+    #[must_use]
+    pub fn bytes_per_step(&self) -> usize {
+        let layer =
+            |layer: &Layer| [&layer.qkv, &layer.output, &layer.gate_up, &layer.down].map(Linear::bytes);
+        self.head().bytes() + self.layers.iter().flat_map(layer).sum::<usize>()
+    }
+
+    pub(crate) fn head(&self) -> &Linear {
+        self.head.as_ref().unwrap_or(&self.embedding)
+    }
+}

@@ -1,0 +1,267 @@
+//! The task that owns the lease: renews it, registers again when it was lost, publishes capacity, revokes at the end.
+//!
+//! A renewal counts from before it was sent, so that the worker's idea of the lease never outlives the store's. A
+//! store that does not answer changes nothing until then; a lease that is gone means a new one and a new epoch.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hawser_common::clock::{Clock, Tick};
+use hawser_common::group::GroupRecord;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::report::{Published, Report};
+use super::{Held, Standing};
+use crate::store::{LeaseId, Store, StoreError};
+
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+const MAX_CALL: Duration = Duration::from_secs(5);
+
+/// Longest that one call of the store may take.
+pub(super) fn call_limit(ttl: Duration) -> Duration {
+    (ttl / 4).min(MAX_CALL)
+}
+
+/// How much earlier than the store the worker takes its lease for ended: clocks drift, and a check takes time.
+fn margin(ttl: Duration) -> Duration {
+    (ttl / 10).min(Duration::from_secs(1))
+}
+
+/// `time` cut by a random part of up to half, so that groups which lost the store together return one by one.
+fn jittered(time: Duration) -> Duration {
+    time.mul_f64(1.0 - rand::random::<f64>() / 2.0)
+}
+
+pub(super) struct Keeper {
+    store: Arc<dyn Store>,
+    clock: Clock,
+    record: GroupRecord,
+    ttl: Duration,
+    report: watch::Receiver<Report>,
+    held: watch::Sender<Held>,
+    published: Published,
+    phase: Phase,
+    /// When the phase's next call is due.
+    due: Tick,
+    failures: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Holding,
+    /// The store said that the lease is gone.
+    Lost,
+}
+
+impl Keeper {
+    pub(super) fn new(
+        store: Arc<dyn Store>,
+        clock: Clock,
+        record: GroupRecord,
+        ttl: Duration,
+        report: watch::Receiver<Report>,
+    ) -> Self {
+        let published = Published {
+            report: Report { capacity: record.capacity, draining: record.draining },
+            at: clock.now(),
+        };
+        let standing = Standing { epoch: record.epoch, valid_until: Tick::default() };
+        let held = watch::Sender::new(Held { lease: LeaseId(0), standing });
+        let (phase, due) = (Phase::Lost, clock.now());
+        Self { store, clock, record, ttl, report, held, published, phase, due, failures: 0 }
+    }
+
+    /// Registers for the first time, trying again for twice the lease's time where that may help.
+    pub(super) async fn first_registration(&mut self) -> Result<watch::Receiver<Held>, StoreError> {
+        let mut last = StoreError::Unreachable { reason: "no answer yet".to_owned() };
+        let limit = self.ttl * 2;
+        let tries = async {
+            loop {
+                match self.register().await {
+                    Ok(()) => return Ok(self.held.subscribe()),
+                    Err(error @ (StoreError::Invalid { .. } | StoreError::Full { .. })) => return Err(error),
+                    Err(error) => {
+                        if self.failures == 0 {
+                            warn!(group = %self.record.id, %error, "not registered yet; trying again");
+                        }
+                        last = error;
+                    }
+                }
+                let wait = self.backoff();
+                tokio::time::sleep(wait).await;
+            }
+        };
+        match tokio::time::timeout(limit, tries).await {
+            Ok(result) => result,
+            Err(_) => Err(last),
+        }
+    }
+
+    /// Keeps the lease until `stop`, then revokes it.
+    pub(super) async fn run(mut self, stop: CancellationToken) {
+        loop {
+            let wait = self.wait();
+            // Cancel-safe: a sleep holds nothing, and a report missed here is read in full by the next round.
+            tokio::select! {
+                () = stop.cancelled() => break,
+                () = tokio::time::sleep(wait) => {}
+                changed = self.report.changed() => {
+                    if changed.is_err() {
+                        // No handle is left, so the claims task ends and says stop.
+                        stop.cancelled().await;
+                    }
+                    continue;
+                }
+            }
+            // A call cut short by the stop may have happened; the revocation below ends what it made, and a lease
+            // that was being granted ends by itself.
+            tokio::select! {
+                () = stop.cancelled() => break,
+                () = self.step() => {}
+            }
+        }
+        self.fence();
+        let lease = self.held.borrow().lease;
+        match self.call(self.store.revoke(lease)).await {
+            Ok(()) => info!(group = %self.record.id, "left the cluster"),
+            Err(error) => {
+                warn!(group = %self.record.id, %error, "the lease was not revoked; it ends by itself")
+            }
+        }
+    }
+
+    fn wait(&self) -> Duration {
+        let now = self.clock.now();
+        let due = self.due.since(now);
+        match self.phase {
+            Phase::Holding => due.min(self.published.wait(&self.report.borrow(), now)),
+            Phase::Lost => due,
+        }
+    }
+
+    async fn step(&mut self) {
+        let now = self.clock.now();
+        match self.phase {
+            Phase::Lost if self.due <= now => self.register_again().await,
+            Phase::Lost => {}
+            Phase::Holding => {
+                if self.due <= now {
+                    self.renew().await;
+                }
+                let report = *self.report.borrow_and_update();
+                if self.phase == Phase::Holding && self.published.wait(&report, now).is_zero() {
+                    self.publish(report).await;
+                }
+            }
+        }
+    }
+
+    async fn renew(&mut self) {
+        let sent = self.clock.now();
+        let lease = self.held.borrow().lease;
+        match self.call(self.store.renew(lease)).await {
+            Ok(ttl) => self.hold(sent, ttl),
+            Err(StoreError::LeaseGone { .. }) => self.lose(),
+            Err(error) => {
+                if self.failures == 0 {
+                    warn!(group = %self.record.id, %error, "the lease was not renewed; trying again");
+                }
+                self.due = self.clock.now().after(self.backoff());
+            }
+        }
+    }
+
+    async fn publish(&mut self, report: Report) {
+        let lease = self.held.borrow().lease;
+        let published = self.store.publish(lease, &self.record.id, report.capacity, report.draining);
+        match self.call(published).await {
+            Err(StoreError::LeaseGone { .. }) => self.lose(),
+            // A failed publication waits for its next turn like a successful one: it is advice, not truth.
+            Err(error) => {
+                tracing::debug!(group = %self.record.id, %error, "capacity was not published");
+                self.published.at = self.clock.now();
+            }
+            Ok(()) => self.published = Published { report, at: self.clock.now() },
+        }
+    }
+
+    async fn register_again(&mut self) {
+        match self.register().await {
+            Ok(()) => {
+                info!(group = %self.record.id, epoch = %self.held.borrow().standing.epoch, "registered again")
+            }
+            Err(error) => {
+                if self.failures == 0 {
+                    warn!(group = %self.record.id, %error, "not registered again yet; trying on");
+                }
+                self.due = self.clock.now().after(self.backoff());
+            }
+        }
+    }
+
+    /// A new lease, and the group under it.
+    async fn register(&mut self) -> Result<(), StoreError> {
+        let sent = self.clock.now();
+        let lease = self.call(self.store.grant(self.ttl)).await?;
+        let report = *self.report.borrow();
+        let (capacity, draining) = (report.capacity, report.draining);
+        let record = GroupRecord { capacity, draining, ..self.record.clone() };
+        match self.call(self.store.register(lease.id, record)).await {
+            Ok(epoch) => {
+                self.phase = Phase::Holding;
+                self.published = Published { report, at: self.clock.now() };
+                let standing = Standing { epoch, valid_until: Tick::default() };
+                self.held.send_modify(|held| *held = Held { lease: lease.id, standing });
+                self.hold(sent, lease.ttl);
+                Ok(())
+            }
+            Err(error) => {
+                let revoked = self.call(self.store.revoke(lease.id)).await;
+                tracing::debug!(group = %self.record.id, ?revoked, "gave the unused lease back");
+                Err(error)
+            }
+        }
+    }
+
+    fn hold(&mut self, sent: Tick, ttl: Duration) {
+        self.failures = 0;
+        self.due = sent.after(jittered(ttl / 2));
+        let valid_until = sent.after(ttl.saturating_sub(margin(ttl)));
+        self.held.send_modify(|held| held.standing.valid_until = valid_until);
+    }
+
+    fn lose(&mut self) {
+        warn!(group = %self.record.id, "the lease is gone: serving nothing until registered again");
+        self.fence();
+        self.phase = Phase::Lost;
+        self.failures = 0;
+        self.due = self.clock.now();
+    }
+
+    fn fence(&self) {
+        self.held.send_modify(|held| held.standing.valid_until = Tick::default());
+    }
+
+    fn backoff(&mut self) -> Duration {
+        let wait = FIRST_BACKOFF * 2u32.saturating_pow(self.failures.min(10));
+        self.failures += 1;
+        jittered(wait.min(self.ttl / 4))
+    }
+
+    async fn call<T>(&self, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+        limited(call_limit(self.ttl), call).await
+    }
+}
+
+/// A call of the store that fails after `limit`.
+pub(super) async fn limited<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    match tokio::time::timeout(limit, call).await {
+        Ok(result) => result,
+        Err(_) => Err(StoreError::Unreachable { reason: format!("no answer within {limit:?}") }),
+    }
+}

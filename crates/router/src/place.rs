@@ -1,0 +1,137 @@
+//! Finding the group that takes a call: choose, ask, and go on as [`Attempts`] says.
+//!
+//! Nothing is recorded but the count of calls in flight: who owns the session afterwards is what the store says.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hawser_common::SessionKey;
+use hawser_common::clock::Clock;
+use hawser_common::group::Owner;
+use hawser_proto::Fault;
+use tracing::debug;
+
+use crate::attempts::{Attempts, Limits, Next, Replay, SETTLE};
+use crate::deadline::Deadline;
+use crate::error::RouteError;
+use crate::fleet::InFlight;
+use crate::view::{Target, View, Wanted};
+
+/// How long a session that this router has not heard of may still be on its way from the store.
+const NEWS: Duration = Duration::from_millis(100);
+
+/// Whom a call may go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum To {
+    /// The session's owner, or any group that takes it.
+    Group,
+    /// The owner; a session without one is not known.
+    Owner,
+}
+
+/// A call that is to be placed.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) session: Option<SessionKey>,
+    /// Empty where any model will do.
+    pub(crate) model: String,
+    pub(crate) to: To,
+    pub(crate) replay: Replay,
+    pub(crate) deadline: Deadline,
+}
+
+/// Places calls.
+#[derive(Debug)]
+pub(crate) struct Placer {
+    pub(crate) view: Arc<View>,
+    pub(crate) clock: Clock,
+    pub(crate) limits: Limits,
+}
+
+impl Placer {
+    /// Offers `call` to groups with `ask` until one takes it. What `ask` returned comes with the group that took it
+    /// and its place in that group's count.
+    pub(crate) async fn place<T, F>(
+        &self,
+        call: &Call,
+        ask: impl Fn(Target) -> F,
+    ) -> Result<(T, Target, InFlight), RouteError>
+    where
+        F: Future<Output = Result<T, Fault>> + Send,
+    {
+        let placed = call.deadline.bound(&self.clock, self.attempts(call, ask)).await;
+        placed.unwrap_or(Err(RouteError::Deadline))
+    }
+
+    async fn attempts<T, F>(
+        &self,
+        call: &Call,
+        ask: impl Fn(Target) -> F,
+    ) -> Result<(T, Target, InFlight), RouteError>
+    where
+        F: Future<Output = Result<T, Fault>> + Send,
+    {
+        let mut attempts = Attempts::new(self.limits, call.replay);
+        let mut named: Option<Owner> = None;
+        loop {
+            let target = match named.take().and_then(|owner| self.view.target(&owner)) {
+                Some(target) => target,
+                None => match self.choose(call, &attempts).await {
+                    Ok(target) => target,
+                    Err(error) => return Err(attempts.exhausted(error)),
+                },
+            };
+            let in_flight = InFlight::enter(Arc::clone(&target.load));
+            let fault = match ask(target.clone()).await {
+                Ok(taken) => return Ok((taken, target, in_flight)),
+                Err(fault) => fault,
+            };
+            drop(in_flight);
+            debug!(group = %target.owner.group, held = target.held, %fault, "not taken");
+            if fault.origin == hawser_proto::fault::Origin::Connect {
+                self.view.shun(&target.owner.group);
+            }
+            match attempts.after(&target.owner, target.held, fault, self.clock.now()) {
+                Next::Fail(error) => return Err(error),
+                Next::Choose => {}
+                Next::Ask(owner) => {
+                    if self.view.target(&owner).is_none() {
+                        // The worker heard of the owner before this router did.
+                        self.view.wait(SETTLE, |view| view.target(&owner).is_some()).await;
+                    }
+                    named = Some(owner);
+                }
+                Next::Wait(wait) => self.wait(call, &target, wait).await,
+            }
+        }
+    }
+
+    async fn choose(&self, call: &Call, attempts: &Attempts) -> Result<Target, RouteError> {
+        let wanted = Wanted {
+            session: call.session.as_ref(),
+            model: &call.model,
+            excluded: attempts.excluded(),
+        };
+        let (To::Owner, Some(session)) = (call.to, &call.session) else {
+            return self.view.choose(wanted);
+        };
+        if self.view.wait(NEWS, |view| view.owner(session).is_some()).await {
+            self.view.choose(wanted)
+        } else {
+            Err(RouteError::UnknownSession { session: session.session.clone() })
+        }
+    }
+
+    /// Waits, but no longer than the session's owner stays the one that was asked.
+    async fn wait(&self, call: &Call, asked: &Target, limit: Duration) {
+        let Some(session) = &call.session else {
+            return tokio::time::sleep(limit).await;
+        };
+        let before = self.view.owner(session);
+        let moved = |view: &View| {
+            let owner = view.owner(session);
+            owner != before || owner.is_some_and(|owner| owner != asked.owner)
+        };
+        self.view.wait(limit, moved).await;
+    }
+}

@@ -1,0 +1,110 @@
+//! What can be asked of the driver, and the handle that asks.
+
+use std::sync::mpsc::{SyncSender, TrySendError};
+
+use hawser_common::SessionKey;
+use hawser_common::group::Capacity;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::scheduler::{Limits, Submission};
+use crate::turn::{Generation, TurnError, TurnEvent};
+
+/// Bounds of a driver.
+#[derive(Debug, Clone, Copy)]
+pub struct DriverOptions {
+    pub limits: Limits,
+    /// Slots of the pool, the dead slot included.
+    pub slots: usize,
+    /// Commands that wait for the next step; one more is refused.
+    pub queue: usize,
+}
+
+/// A turn ready to run.
+#[derive(Debug)]
+pub struct Turn {
+    pub submission: Submission,
+    pub generation: Generation,
+    /// Room for at least [`Turn::MIN_ROOM`] events. Dropping the receiver aborts the turn.
+    pub events: mpsc::Sender<TurnEvent>,
+}
+
+impl Turn {
+    /// A step may add a token and the terminal event; one more place keeps a failure from being lost.
+    pub const MIN_ROOM: usize = 3;
+}
+
+/// A command. Answers come over its own channel; a dropped answer channel is nobody's problem.
+#[derive(Debug)]
+pub enum Command {
+    Run(Box<Turn>),
+    Fork { from: SessionKey, to: SessionKey, done: oneshot::Sender<()> },
+    /// Answers with the slots that became free.
+    Close { key: SessionKey, done: oneshot::Sender<usize> },
+    /// Answers with each session's live rows.
+    Live { keys: Vec<SessionKey>, done: oneshot::Sender<Vec<usize>> },
+}
+
+/// Talks to the driver. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct DriverHandle {
+    commands: SyncSender<Command>,
+    capacity: watch::Receiver<Capacity>,
+}
+
+impl DriverHandle {
+    pub(super) fn new(commands: SyncSender<Command>, capacity: watch::Receiver<Capacity>) -> Self {
+        Self { commands, capacity }
+    }
+
+    /// What the group has left, as of a few steps ago at most; changes can be awaited.
+    #[must_use]
+    pub fn capacity(&self) -> watch::Receiver<Capacity> {
+        self.capacity.clone()
+    }
+
+    fn send(&self, command: Command) -> Result<(), TurnError> {
+        self.commands.try_send(command).map_err(|refused| match refused {
+            TrySendError::Full(_) => TurnError::DriverBusy,
+            TrySendError::Disconnected(_) => TurnError::DriverStopped,
+        })
+    }
+
+    /// Hands over a turn; refusals by the scheduler come as its terminal event.
+    ///
+    /// # Errors
+    /// [`TurnError::DriverBusy`] if the queue is full, [`TurnError::DriverStopped`] if the thread is gone.
+    pub fn run(&self, turn: Turn) -> Result<(), TurnError> {
+        debug_assert!(turn.events.max_capacity() >= Turn::MIN_ROOM, "the terminal event always has room");
+        self.send(Command::Run(Box::new(turn)))
+    }
+
+    /// Gives session `to` the rows of `from`.
+    ///
+    /// # Errors
+    /// As [`DriverHandle::run`].
+    pub async fn fork(&self, from: SessionKey, to: SessionKey) -> Result<(), TurnError> {
+        let (done, answer) = oneshot::channel();
+        self.send(Command::Fork { from, to, done })?;
+        answer.await.map_err(|_| TurnError::DriverStopped)
+    }
+
+    /// Forgets an idle session and says how many slots became free.
+    ///
+    /// # Errors
+    /// As [`DriverHandle::run`].
+    pub async fn close(&self, key: SessionKey) -> Result<usize, TurnError> {
+        let (done, answer) = oneshot::channel();
+        self.send(Command::Close { key, done })?;
+        answer.await.map_err(|_| TurnError::DriverStopped)
+    }
+
+    /// How many positions of each session have a slot.
+    ///
+    /// # Errors
+    /// As [`DriverHandle::run`].
+    pub async fn live(&self, keys: Vec<SessionKey>) -> Result<Vec<usize>, TurnError> {
+        let (done, answer) = oneshot::channel();
+        self.send(Command::Live { keys, done })?;
+        answer.await.map_err(|_| TurnError::DriverStopped)
+    }
+}

@@ -1,0 +1,238 @@
+//! The driver's loop: take commands, plan, execute, sample, stream.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use hawser_common::clock::{Clock, Tick};
+use hawser_common::group::Capacity;
+use hawser_model::executor::{Batch, Executor, LogitRows, Logits, Sequence};
+use tokio::sync::{mpsc, watch};
+
+use super::command::{Command, DriverOptions, Turn};
+use crate::scheduler::{Scheduler, SequenceId, StepPlan, Verdict};
+use crate::turn::{Finish, Generation, TurnEnd, TurnError, TurnEvent, Usage};
+
+/// How often a driver looks for room when every sequence waits for its reader.
+const PAUSED_POLL: Duration = Duration::from_millis(1);
+/// How often the capacity is recounted while steps run.
+const CAPACITY_PERIOD: Duration = Duration::from_millis(100);
+
+struct Running {
+    generation: Generation,
+    events: mpsc::Sender<TurnEvent>,
+    first_token: Option<Tick>,
+    arrived: Tick,
+}
+
+pub(super) struct Driver {
+    executor: Executor,
+    scheduler: Scheduler,
+    running: HashMap<SequenceId, Running>,
+    clock: Clock,
+    inbox: Receiver<Command>,
+    next_report: Tick,
+}
+
+/// Every handle was dropped.
+struct Stopped;
+
+impl Driver {
+    pub(super) fn new(
+        executor: Executor,
+        options: &DriverOptions,
+        clock: Clock,
+        inbox: Receiver<Command>,
+    ) -> Self {
+        let scheduler = Scheduler::new(options.limits, options.slots);
+        let next_report = clock.now();
+        Self { executor, scheduler, running: HashMap::new(), clock, inbox, next_report }
+    }
+
+    pub(super) fn capacity(&self) -> Capacity {
+        self.scheduler.capacity()
+    }
+
+    pub(super) fn run(mut self, capacity: &watch::Sender<Capacity>) {
+        while self.take_commands().is_ok() {
+            let now = self.clock.now();
+            self.drop_ended(now);
+            let plan = self.scheduler.plan(now);
+            if !plan.is_empty() {
+                self.execute(&plan);
+            }
+            if self.scheduler.is_idle() || self.next_report <= now {
+                self.next_report = now.after(CAPACITY_PERIOD);
+                capacity.send_if_modified(|held| {
+                    let latest = self.scheduler.capacity();
+                    std::mem::replace(held, latest) != latest
+                });
+            }
+        }
+    }
+
+    /// Takes what waits; blocks only when nothing can run.
+    fn take_commands(&mut self) -> Result<(), Stopped> {
+        loop {
+            let command = if self.scheduler.is_idle() {
+                self.inbox.recv().map_err(|_| Stopped)?
+            } else if self.all_paused() {
+                match self.inbox.recv_timeout(PAUSED_POLL) {
+                    Ok(command) => command,
+                    Err(RecvTimeoutError::Timeout) => return Ok(()),
+                    Err(RecvTimeoutError::Disconnected) => return Err(Stopped),
+                }
+            } else {
+                match self.inbox.try_recv() {
+                    Ok(command) => command,
+                    Err(std::sync::mpsc::TryRecvError::Empty) => return Ok(()),
+                    Err(std::sync::mpsc::TryRecvError::Disconnected) => return Err(Stopped),
+                }
+            };
+            self.obey(command);
+            if self.scheduler.is_idle() {
+                // A close or a refusal changed the capacity, and no step will report it.
+                return Ok(());
+            }
+        }
+    }
+
+    fn all_paused(&self) -> bool {
+        !self.running.is_empty() && self.running.values().all(|turn| is_full(&turn.events))
+    }
+
+    fn obey(&mut self, command: Command) {
+        let now = self.clock.now();
+        match command {
+            Command::Run(turn) => self.submit(*turn, now),
+            Command::Fork { from, to, done } => {
+                self.scheduler.fork(&from, &to, now);
+                let _ = done.send(());
+            }
+            Command::Close { key, done } => {
+                let _ = done.send(self.scheduler.close(&key));
+            }
+            Command::Live { keys, done } => {
+                let _ = done.send(keys.iter().map(|key| self.scheduler.live(key)).collect());
+            }
+        }
+    }
+
+    fn submit(&mut self, turn: Turn, now: Tick) {
+        let Turn { submission, generation, events } = turn;
+        let id = submission.id;
+        match self.scheduler.submit(submission, now) {
+            Ok(()) => {
+                self.running.insert(id, Running { generation, events, first_token: None, arrived: now });
+            }
+            Err(refusal) => send(&events, TurnEvent::Failed(refusal.into())),
+        }
+    }
+
+    /// Aborts turns whose reader is gone or whose deadline passed, and pauses those whose reader is slow.
+    fn drop_ended(&mut self, now: Tick) {
+        for id in self.scheduler.expire(now) {
+            self.fail(id, TurnError::Deadline);
+        }
+        let gone: Vec<SequenceId> =
+            self.running.iter().filter(|(_, turn)| turn.events.is_closed()).map(|(&id, _)| id).collect();
+        for id in gone {
+            self.scheduler.abort(id, now);
+            self.running.remove(&id);
+            tracing::debug!(sequence = id.0, "the reader is gone: aborted");
+        }
+        for (&id, turn) in &self.running {
+            self.scheduler.pause(id, is_full(&turn.events));
+        }
+    }
+
+    fn fail(&mut self, id: SequenceId, error: TurnError) {
+        if let Some(turn) = self.running.remove(&id) {
+            send(&turn.events, TurnEvent::Failed(error));
+        }
+    }
+
+    fn execute(&mut self, plan: &StepPlan) {
+        let sequences: Vec<Sequence<'_>> = plan
+            .entries
+            .iter()
+            .zip(self.scheduler.contexts(plan))
+            .map(|(entry, context)| Sequence {
+                rows: entry.rows.clone(),
+                context,
+                logits: if entry.sample { LogitRows::Last } else { LogitRows::None },
+            })
+            .collect();
+        let batch =
+            Batch { tokens: &plan.tokens, positions: &plan.positions, slots: &plan.slots, sequences: &sequences };
+        match self.executor.step(&batch) {
+            Ok(logits) => self.advance(plan, logits),
+            Err(error) => self.fail_step(plan, &error.to_string()),
+        }
+    }
+
+    fn fail_step(&mut self, plan: &StepPlan, detail: &str) {
+        tracing::error!(detail, rows = plan.rows(), "a step failed");
+        let now = self.clock.now();
+        for entry in &plan.entries {
+            self.scheduler.abort(entry.sequence, now);
+            self.fail(entry.sequence, TurnError::Step { detail: detail.to_owned() });
+        }
+    }
+
+    fn advance(&mut self, plan: &StepPlan, mut logits: Logits) {
+        let now = self.clock.now();
+        for (row, entry) in plan.entries.iter().filter(|entry| entry.sample).enumerate() {
+            let id = entry.sequence;
+            let Some(turn) = self.running.get_mut(&id) else { continue };
+            turn.first_token.get_or_insert(now);
+            match turn.generation.next(logits.row_mut(row)) {
+                Ok((piece, finish)) => {
+                    let token = piece.token;
+                    send(&turn.events, TurnEvent::Token(piece));
+                    match finish {
+                        None => self.scheduler.advance(id, token, Verdict::Continue, now),
+                        Some(finish) => self.complete(id, token, finish, now),
+                    }
+                }
+                Err(error) => {
+                    self.scheduler.abort(id, now);
+                    self.fail(id, error.into());
+                }
+            }
+        }
+    }
+
+    fn complete(&mut self, id: SequenceId, token: u32, finish: Finish, now: Tick) {
+        let admission = self.scheduler.admission(id);
+        self.scheduler.advance(id, token, Verdict::Finish, now);
+        let (Some(turn), Some(admission)) = (self.running.remove(&id), admission) else { return };
+        let usage =
+            Usage { prompt: admission.prompt, reused: admission.reused, generated: turn.generation.generated() };
+        let first = turn.first_token.unwrap_or(now);
+        let seed = turn.generation.seed();
+        let (tokens, text) = turn.generation.into_output();
+        let end = TurnEnd {
+            finish,
+            tokens,
+            text,
+            usage,
+            seed,
+            queued: admission.queued,
+            prefill: first.since(turn.arrived).saturating_sub(admission.queued),
+            decode: now.since(first),
+        };
+        send(&turn.events, TurnEvent::Finished(Box::new(end)));
+    }
+}
+
+fn is_full(events: &mpsc::Sender<TurnEvent>) -> bool {
+    events.capacity() < Turn::MIN_ROOM
+}
+
+/// A closed channel is noticed before the next step; a full one cannot be, since its turn was paused.
+fn send(events: &mpsc::Sender<TurnEvent>, event: TurnEvent) {
+    if let Err(mpsc::error::TrySendError::Full(event)) = events.try_send(event) {
+        tracing::error!(?event, "an event found no room");
+    }
+}

@@ -1,0 +1,316 @@
+//! A worker group's life: load, register, serve, drain, leave.
+
+mod load;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use hawser_common::clock::Clock;
+use hawser_common::group::{Capacity, GroupRecord};
+use hawser_common::tasks::Tasks;
+use hawser_common::{Coded, Epoch, ErrorCode, GroupId};
+use hawser_placement::{Registration, RegistrationHandle, Store, StoreError};
+use hawser_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES, v1};
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::transport::Server;
+
+pub use load::{LoadError, LoadReport};
+use load::{Loaded, load};
+
+use crate::driver::{self, DriverHandle, DriverOptions};
+use crate::options::{InvalidOptions, WorkerOptions};
+use crate::scheduler::Limits;
+use crate::server::{SessionService, Shared, WorkerService};
+use crate::session::{Sessions, SessionsOptions};
+
+/// How often idle sessions are looked at.
+const SWEEP_PERIOD: Duration = Duration::from_secs(10);
+/// A connection that carries nothing is asked for a sign of life this often.
+const KEEPALIVE: Duration = Duration::from_secs(20);
+
+/// Why a group did not start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Options(#[from] InvalidOptions),
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error("cannot listen on {address}: {source}; is another process using the port?")]
+    Listen { address: SocketAddr, source: std::io::Error },
+    #[error("cannot register the group: {0}")]
+    Register(#[from] StoreError),
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
+    #[error("cannot build the server: {0}")]
+    Server(String),
+}
+
+impl Coded for StartError {
+    fn code(&self) -> ErrorCode {
+        match self {
+            Self::Options(error) => error.code(),
+            Self::Load(error) => error.code(),
+            Self::Listen { .. } => ErrorCode::Unavailable,
+            Self::Register(error) => error.code(),
+            Self::Thread(_) | Self::Server(_) => ErrorCode::Internal,
+        }
+    }
+}
+
+/// Starts worker groups.
+#[derive(Debug)]
+pub struct Worker;
+
+impl Worker {
+    /// Loads the model, registers the group in `store` and serves until [`WorkerHandle::shutdown`].
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing is left running or registered then.
+    pub async fn start(
+        options: WorkerOptions,
+        store: Arc<dyn Store>,
+        clock: Clock,
+    ) -> Result<WorkerHandle, StartError> {
+        options.validate()?;
+        // The port first: loading a model only to find it taken would be a waste.
+        let listener = TcpListener::bind(options.listen)
+            .await
+            .and_then(|listener| Ok((listener.local_addr()?, listener)))
+            .map_err(|source| StartError::Listen { address: options.listen, source })?;
+        let loading = options.clone();
+        let timer = clock.clone();
+        let loaded = tokio::task::spawn_blocking(move || load(&loading, &timer))
+            .await
+            .map_err(|error| StartError::Server(error.to_string()))??;
+        Self::serve(options, loaded, store, clock, listener).await
+    }
+
+    async fn serve(
+        options: WorkerOptions,
+        loaded: Loaded,
+        store: Arc<dyn Store>,
+        clock: Clock,
+        (address, listener): (SocketAddr, TcpListener),
+    ) -> Result<WorkerHandle, StartError> {
+        let group = GroupId::parse(&options.group).map_err(InvalidOptions::from)?;
+        let tasks = Tasks::new();
+        let Loaded { executor, text, end_ids, context, slots, model, report } = loaded;
+        let limits = Limits {
+            step_tokens: options.step_tokens,
+            max_running: options.max_running,
+            max_waiting: options.max_waiting,
+        };
+        let queue = options.max_waiting + options.max_running;
+        let (driver, thread) = driver::spawn(executor, DriverOptions { limits, slots, queue }, clock.clone())
+            .map_err(StartError::Thread)?;
+        let record = record(&options, &group, &model, address, &driver);
+        let ttl = Duration::from_millis(options.lease_ttl_ms);
+        let registration = Registration::start(store, clock.clone(), &tasks, record, ttl).await?;
+        let sessions = Sessions::new(sessions_options(&options), clock.clone());
+        let shared = Arc::new(Shared {
+            group: group.clone(),
+            model: model.name.clone(),
+            text,
+            end_ids,
+            context,
+            usable_slots: slots - 1,
+            stream_buffer: options.stream_buffer,
+            driver,
+            sessions,
+            registration: registration.clone(),
+            clock,
+            tasks: tasks.clone(),
+            draining: CancellationToken::new(),
+            turns: TaskTracker::new(),
+        });
+        tasks.spawn(report_capacity(Arc::clone(&shared), tasks.stopping()));
+        tasks.spawn(forget_idle(Arc::clone(&shared), tasks.stopping()));
+        spawn_server(&tasks, WorkerService::new(Arc::clone(&shared), model), &registration, listener)?;
+        Ok(WorkerHandle { address, shared, tasks, thread: Some(thread), report })
+    }
+}
+
+fn sessions_options(options: &WorkerOptions) -> SessionsOptions {
+    SessionsOptions {
+        max_sessions: options.max_sessions,
+        max_waiting: options.max_session_turns,
+        idle_limit: Duration::from_secs(options.session_idle_s),
+    }
+}
+
+fn record(
+    options: &WorkerOptions,
+    group: &GroupId,
+    model: &v1::ModelInfo,
+    address: SocketAddr,
+    driver: &DriverHandle,
+) -> GroupRecord {
+    let advertise =
+        if options.advertise.is_empty() { format!("http://{address}") } else { options.advertise.clone() };
+    GroupRecord {
+        id: group.clone(),
+        model: model.name.clone(),
+        address: advertise,
+        tp: 1,
+        epoch: Epoch(0),
+        capacity: *driver.capacity().borrow(),
+        draining: false,
+    }
+}
+
+fn spawn_server(
+    tasks: &Tasks,
+    service: WorkerService,
+    registration: &RegistrationHandle,
+    listener: TcpListener,
+) -> Result<(), StartError> {
+    let (health, health_service) = tonic_health::server::health_reporter();
+    tasks.spawn(report_health(registration.clone(), service.clock(), health, tasks.stopping()));
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()
+        .map_err(|error| StartError::Server(error.to_string()))?;
+    let service = v1::worker_server::WorkerServer::new(service)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let server = Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .add_service(health_service)
+        .add_service(reflection)
+        .add_service(service);
+    let stopping = tasks.stopping();
+    tasks.spawn(async move {
+        let incoming = TcpListenerStream::new(listener);
+        let served = server.serve_with_incoming_shutdown(incoming, stopping.cancelled_owned()).await;
+        if let Err(error) = served {
+            tracing::error!(%error, "the worker's server ended");
+        }
+    });
+    Ok(())
+}
+
+/// SERVING while the lease may be relied on.
+async fn report_health(
+    mut registration: RegistrationHandle,
+    clock: Clock,
+    health: tonic_health::server::HealthReporter,
+    stopping: CancellationToken,
+) {
+    loop {
+        let standing = registration.standing();
+        let now = clock.now();
+        if standing.valid(now) {
+            health.set_serving::<v1::worker_server::WorkerServer<WorkerService>>().await;
+        } else {
+            health.set_not_serving::<v1::worker_server::WorkerServer<WorkerService>>().await;
+        }
+        let until_invalid = standing.valid_until.since(now).max(Duration::from_millis(100));
+        // Cancel-safe: each branch only waits; the standing is read anew above.
+        tokio::select! {
+            () = stopping.cancelled() => return,
+            _ = registration.changed() => {}
+            () = tokio::time::sleep(until_invalid) => {}
+        }
+    }
+}
+
+async fn report_capacity(shared: Arc<Shared>, stopping: CancellationToken) {
+    let mut capacity = shared.driver.capacity();
+    loop {
+        // Cancel-safe: `changed` only waits, and the latest value is read after it.
+        tokio::select! {
+            () = stopping.cancelled() => return,
+            changed = capacity.changed() => if changed.is_err() { return },
+        }
+        let latest = *capacity.borrow_and_update();
+        shared.registration.report(latest);
+    }
+}
+
+async fn forget_idle(shared: Arc<Shared>, stopping: CancellationToken) {
+    let sessions = SessionService::new(Arc::clone(&shared));
+    loop {
+        // Cancel-safe: both branches only wait.
+        tokio::select! {
+            () = stopping.cancelled() => return,
+            () = tokio::time::sleep(SWEEP_PERIOD) => {}
+        }
+        for key in shared.sessions.expired() {
+            tracing::info!(session = %key.session, "forgot an idle session");
+            if let Err(error) = sessions.close(&key).await {
+                tracing::warn!(%error, session = %key.session, "could not forget an idle session");
+            }
+        }
+    }
+}
+
+/// A running group.
+#[derive(Debug)]
+pub struct WorkerHandle {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    tasks: Tasks,
+    thread: Option<JoinHandle<()>>,
+    report: LoadReport,
+}
+
+impl WorkerHandle {
+    /// Where the leader listens.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    #[must_use]
+    pub fn group(&self) -> &GroupId {
+        &self.shared.group
+    }
+
+    /// What was loaded, and how long it took.
+    #[must_use]
+    pub fn report(&self) -> &LoadReport {
+        &self.report
+    }
+
+    /// What the group has left, as of a few steps ago at most.
+    #[must_use]
+    pub fn capacity(&self) -> Capacity {
+        *self.shared.driver.capacity().borrow()
+    }
+
+    /// Takes no new turns and gives the idle sessions back to the store, so that routers place them elsewhere.
+    /// Running turns go on.
+    pub async fn drain(&self) {
+        self.shared.draining.cancel();
+        self.shared.registration.drain();
+        let idle = self.shared.sessions.summaries(|_| true).into_iter().filter(|(_, summary)| !summary.busy);
+        for (key, _) in idle {
+            self.shared.registration.release(key).await;
+        }
+    }
+
+    /// Drains, waits for running turns up to `limit`, leaves the cluster and stops. `false` if turns were cut off.
+    pub async fn shutdown(mut self, limit: Duration) -> bool {
+        self.drain().await;
+        self.shared.turns.close();
+        let finished = tokio::time::timeout(limit, self.shared.turns.wait()).await.is_ok();
+        self.shared.registration.stop().await;
+        let stopped = self.tasks.shutdown(Duration::from_secs(2)).await;
+        let thread = self.thread.take();
+        drop(self);
+        if let Some(thread) = thread {
+            // The driver ends with the last handle; one that a cut-off turn still holds is not waited for.
+            if stopped {
+                let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+            }
+        }
+        finished
+    }
+}

@@ -1,0 +1,164 @@
+//! From options to a loaded model: checkpoint, text side, executor and KV pool.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hawser_common::clock::Clock;
+use hawser_common::{Coded, ErrorCode};
+use hawser_device::kv::RowType;
+use hawser_model::checkpoint::{Checkpoint, CheckpointError};
+use hawser_model::text::{ChatTemplate, TemplateError};
+use hawser_device::DeviceError;
+use hawser_model::executor::{Executor, ExecutorOptions};
+use hawser_model::layers::{LoadError as ModelError, Model};
+use hawser_proto::v1;
+use thiserror::Error;
+
+use crate::options::{KvType, WorkerOptions};
+use crate::session::Text;
+
+/// Fewest slots worth serving with, the dead slot included.
+const MIN_SLOTS: usize = 64;
+
+/// Why a model could not be loaded.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error("the chat template of {path}: {source}")]
+    Template { path: String, source: TemplateError },
+    #[error("context_tokens is {asked}, but the model was made for {most}")]
+    Context { asked: usize, most: usize },
+    #[error("kv_memory_mib = {mib} has room for {slots} tokens; give the pool more memory, or set kv_slots")]
+    PoolTooSmall { mib: usize, slots: usize },
+}
+
+impl Coded for LoadError {
+    fn code(&self) -> ErrorCode {
+        match self {
+            Self::Device(_) => ErrorCode::Exhausted,
+            _ => ErrorCode::Invalid,
+        }
+    }
+}
+
+/// What was loaded, for people.
+#[derive(Debug, Clone)]
+pub struct LoadReport {
+    pub model: String,
+    pub architecture: String,
+    pub weight_bytes: u64,
+    pub kv_bytes: u64,
+    /// Tokens that the pool holds.
+    pub slots: usize,
+    pub context: usize,
+    pub threads: usize,
+    pub elapsed: Duration,
+}
+
+/// Everything that a leader serves with.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub executor: Executor,
+    pub text: Text,
+    pub end_ids: Vec<u32>,
+    pub context: usize,
+    /// Slots of the pool, the dead slot included.
+    pub slots: usize,
+    pub model: v1::ModelInfo,
+    pub report: LoadReport,
+}
+
+/// Loads the model of `options`. Blocks; takes about as long as reading the file.
+///
+/// # Errors
+/// [`LoadError`] names the file and what in it is wrong.
+pub(super) fn load(options: &WorkerOptions, clock: &Clock) -> Result<Loaded, LoadError> {
+    let started = clock.now();
+    let checkpoint = Checkpoint::open(&options.model)?;
+    let config = checkpoint.config().clone();
+    let context = context_length(options, config.context_length)?;
+    let name = if options.model_name.is_empty() { checkpoint.name() } else { options.model_name.clone() };
+    let row_type = row_type(options.kv_type);
+    let bytes_per_slot = 2 * config.layers * config.kv_heads * config.head_dim * row_type.bytes();
+    let slots = slot_count(options, bytes_per_slot)?;
+    let threads = options.thread_count();
+    let (text, end_ids) = text_side(&checkpoint, config.vocab)?;
+    let model = Model::load(&checkpoint)?;
+    let executor = Executor::new(model, ExecutorOptions { slots, row_type, threads })?;
+    let architecture = format!("{:?}", config.architecture).to_lowercase();
+    let info = v1::ModelInfo {
+        name: name.clone(),
+        architecture: architecture.clone(),
+        context_tokens: u32::try_from(context).unwrap_or(u32::MAX),
+        digest: checkpoint.digest().to_string(),
+        groups: 1,
+    };
+    let report = LoadReport {
+        model: name,
+        architecture,
+        weight_bytes: checkpoint.weight_bytes(),
+        kv_bytes: (slots * bytes_per_slot) as u64,
+        slots: slots - 1,
+        context,
+        threads: NonZeroUsize::get(threads),
+        elapsed: clock.now().since(started),
+    };
+    Ok(Loaded { executor, text, end_ids, context, slots, model: info, report })
+}
+
+fn context_length(options: &WorkerOptions, most: usize) -> Result<usize, LoadError> {
+    match options.context_tokens {
+        0 => Ok(most),
+        asked if asked <= most => Ok(asked),
+        asked => Err(LoadError::Context { asked, most }),
+    }
+}
+
+fn row_type(kv_type: KvType) -> RowType {
+    match kv_type {
+        KvType::F32 => RowType::F32,
+        KvType::F16 => RowType::F16,
+        KvType::Bf16 => RowType::Bf16,
+    }
+}
+
+fn slot_count(options: &WorkerOptions, bytes_per_slot: usize) -> Result<usize, LoadError> {
+    if options.kv_slots > 0 {
+        return Ok(options.kv_slots);
+    }
+    let mib = options.kv_memory_mib;
+    let slots = mib.saturating_mul(1 << 20) / bytes_per_slot.max(1);
+    if slots < MIN_SLOTS {
+        return Err(LoadError::PoolTooSmall { mib, slots });
+    }
+    Ok(slots.min(u32::MAX as usize))
+}
+
+/// The tokenizer, the template and the end tokens. A checkpoint without a tokenizer serves token ids only.
+fn text_side(checkpoint: &Checkpoint, vocabulary: usize) -> Result<(Text, Vec<u32>), LoadError> {
+    let mut end_ids = checkpoint.end_tokens().to_vec();
+    let tokenizer = match checkpoint.tokenizer() {
+        Ok(tokenizer) => {
+            end_ids.extend_from_slice(tokenizer.end_ids());
+            Some(Arc::new(tokenizer))
+        }
+        Err(error) => {
+            tracing::warn!(%error, "no usable tokenizer: only token ids are served");
+            None
+        }
+    };
+    end_ids.sort_unstable();
+    end_ids.dedup();
+    let compile = |source: String| {
+        let path = checkpoint.path().display().to_string();
+        ChatTemplate::compile(&source).map_err(|source| LoadError::Template { path, source })
+    };
+    let template = checkpoint.chat_template().map(compile).transpose()?;
+    Ok((Text { tokenizer, template, vocabulary }, end_ids))
+}

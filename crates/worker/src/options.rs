@@ -1,0 +1,134 @@
+//! Configuration of a worker group.
+
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use hawser_common::{Coded, ErrorCode, GroupId};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// How KV rows are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvType {
+    F32,
+    F16,
+    Bf16,
+}
+
+/// One worker group. Read once, validated before anything is opened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WorkerOptions {
+    /// Name of the group in the cluster: `[A-Za-z0-9._:-]`.
+    pub group: String,
+    /// A `.gguf` file, or a directory with `config.json` and safetensors.
+    pub model: PathBuf,
+    /// Name that requests use; empty: the checkpoint's own.
+    pub model_name: String,
+    /// Where the leader listens; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// URI that routers use; empty: `http://` and the listening address.
+    pub advertise: String,
+    /// CPU threads of a step; 0: all cores.
+    pub threads: usize,
+    /// Tokens that the KV pool holds; 0: as many as `kv_memory_mib` has room for.
+    pub kv_slots: usize,
+    /// Memory of the KV pool in MiB, where `kv_slots` is 0.
+    pub kv_memory_mib: usize,
+    /// How KV rows are stored.
+    pub kv_type: KvType,
+    /// Longest prompt plus generation in tokens; 0: what the model was trained for.
+    pub context_tokens: usize,
+    /// Rows of one step: prompts longer than this are prefilled in chunks.
+    pub step_tokens: usize,
+    /// Requests that run at once.
+    pub max_running: usize,
+    /// Requests that wait for the pool; one more is refused.
+    pub max_waiting: usize,
+    /// Sessions held, idle ones included.
+    pub max_sessions: usize,
+    /// Turns of one session that wait for the one before.
+    pub max_session_turns: usize,
+    /// Seconds after which an idle session is forgotten.
+    pub session_idle_s: u64,
+    /// Tokens that a slow reader may be behind before its turn is paused.
+    pub stream_buffer: usize,
+    /// Milliseconds that the placement store keeps the group after its last sign of life.
+    pub lease_ttl_ms: u64,
+}
+
+impl Default for WorkerOptions {
+    fn default() -> Self {
+        Self {
+            group: "group-0".to_owned(),
+            model: PathBuf::new(),
+            model_name: String::new(),
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            advertise: String::new(),
+            threads: 0,
+            kv_slots: 0,
+            kv_memory_mib: 1024,
+            kv_type: KvType::F16,
+            context_tokens: 0,
+            step_tokens: 256,
+            max_running: 32,
+            max_waiting: 256,
+            max_sessions: 10_000,
+            max_session_turns: 8,
+            session_idle_s: 3_600,
+            stream_buffer: 64,
+            lease_ttl_ms: 10_000,
+        }
+    }
+}
+
+/// An option out of its bounds.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum InvalidOptions {
+    #[error("model is not set; name a .gguf file or a checkpoint directory")]
+    NoModel,
+    #[error("group: {0}")]
+    Group(#[from] hawser_common::ids::InvalidId),
+    #[error("{key} is {found}; allowed is {allowed}")]
+    Value { key: &'static str, found: u64, allowed: &'static str },
+}
+
+impl Coded for InvalidOptions {
+    fn code(&self) -> ErrorCode {
+        ErrorCode::Invalid
+    }
+}
+
+impl WorkerOptions {
+    /// # Errors
+    /// [`InvalidOptions`] names the first key out of its bounds.
+    pub fn validate(&self) -> Result<(), InvalidOptions> {
+        if self.model.as_os_str().is_empty() {
+            return Err(InvalidOptions::NoModel);
+        }
+        GroupId::parse(&self.group)?;
+        let check = |key, found: usize, ok: bool, allowed| {
+            if ok { Ok(()) } else { Err(InvalidOptions::Value { key, found: found as u64, allowed }) }
+        };
+        check("threads", self.threads, self.threads <= 512, "0 to 512")?;
+        check("kv_slots", self.kv_slots, self.kv_slots != 1, "0, or at least 2 (one is the dead slot)")?;
+        check("kv_slots", self.kv_slots, u32::try_from(self.kv_slots).is_ok(), "below 2^32")?;
+        check("kv_memory_mib", self.kv_memory_mib, self.kv_memory_mib > 0, "at least 1")?;
+        check("step_tokens", self.step_tokens, (1..=65_536).contains(&self.step_tokens), "1 to 65536")?;
+        check("max_running", self.max_running, (1..=4_096).contains(&self.max_running), "1 to 4096")?;
+        check("max_waiting", self.max_waiting, (1..=65_536).contains(&self.max_waiting), "1 to 65536")?;
+        check("max_sessions", self.max_sessions, self.max_sessions > 0, "at least 1")?;
+        check("stream_buffer", self.stream_buffer, (1..=65_536).contains(&self.stream_buffer), "1 to 65536")?;
+        let ttl = usize::try_from(self.lease_ttl_ms).unwrap_or(usize::MAX);
+        check("lease_ttl_ms", ttl, (500..=600_000).contains(&ttl), "500 to 600000")
+    }
+
+    /// Threads of a step.
+    #[must_use]
+    pub fn thread_count(&self) -> NonZeroUsize {
+        let all = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        NonZeroUsize::new(self.threads).unwrap_or_else(all)
+    }
+}

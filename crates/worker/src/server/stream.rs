@@ -1,0 +1,139 @@
+//! The frames of a running turn.
+
+use futures_util::Stream;
+use hawser_common::group::Owner;
+use hawser_proto::{status, v1};
+use tokio::sync::mpsc;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+use tonic::Status;
+use v1::generate_response::Frame;
+
+use super::frames::{finished, frame, push};
+use super::turns::TurnGuard;
+use crate::session::Prompt;
+use crate::turn::{TokenPiece, TurnEnd, TurnError, TurnEvent};
+
+/// Tokens that one frame carries at most; more only come together when the reader is slow.
+const MAX_CHUNK_TOKENS: usize = 64;
+
+pub(crate) struct TurnStreamParts {
+    pub(crate) guard: TurnGuard,
+    pub(crate) prompt: Prompt,
+    pub(crate) events: mpsc::Receiver<TurnEvent>,
+    pub(crate) tracked: TaskTrackerToken,
+}
+
+/// A turn as its reader sees it. Dropping it drops the receiver, which aborts the turn, and checks the session in
+/// uncommitted.
+pub(crate) struct TurnStream {
+    guard: TurnGuard,
+    prompt: Option<Prompt>,
+    events: mpsc::Receiver<TurnEvent>,
+    /// Taken from the channel behind tokens that went out first.
+    next: Option<TurnEvent>,
+    state: State,
+    _tracked: TaskTrackerToken,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Opening,
+    Running,
+    Ended,
+}
+
+impl TurnStream {
+    pub(crate) fn new(parts: TurnStreamParts) -> Self {
+        let TurnStreamParts { guard, prompt, events, tracked } = parts;
+        Self { guard, prompt: Some(prompt), events, next: None, state: State::Opening, _tracked: tracked }
+    }
+
+    /// The session's handle, for the initial metadata.
+    pub(crate) fn session(&self) -> Option<&str> {
+        self.guard.held.as_ref().map(|held| held.key().session.as_str())
+    }
+
+    /// The frames, ending with `Finished` or an error.
+    pub(crate) fn into_frames(self) -> impl Stream<Item = Result<v1::GenerateResponse, Status>> + Send {
+        futures_util::stream::unfold(self, |mut turn| async move {
+            let item = turn.next_frame().await?;
+            Some((item.map(frame).map_err(|error| status(&error)), turn))
+        })
+    }
+
+    async fn next_frame(&mut self) -> Option<Result<Frame, TurnError>> {
+        match self.state {
+            State::Opening => {
+                self.state = State::Running;
+                Some(Ok(Frame::Placed(self.placed())))
+            }
+            State::Running => {
+                let event = match self.next.take() {
+                    Some(event) => Some(event),
+                    None => self.events.recv().await,
+                };
+                Some(self.on_event(event))
+            }
+            State::Ended => None,
+        }
+    }
+
+    fn placed(&self) -> v1::Placed {
+        let shared = &self.guard.shared;
+        let Owner { group, epoch } = shared.owner();
+        v1::Placed {
+            session: self.session().unwrap_or_default().to_owned(),
+            group: group.to_string(),
+            epoch: epoch.0,
+            model: shared.model.clone(),
+        }
+    }
+
+    fn on_event(&mut self, event: Option<TurnEvent>) -> Result<Frame, TurnError> {
+        match event {
+            Some(TurnEvent::Token(piece)) => Ok(Frame::Chunk(self.chunk(piece))),
+            Some(TurnEvent::Finished(end)) => {
+                self.state = State::Ended;
+                Ok(Frame::Finished(self.commit(&end)))
+            }
+            Some(TurnEvent::Failed(error)) => {
+                self.state = State::Ended;
+                Err(error)
+            }
+            None => {
+                self.state = State::Ended;
+                Err(TurnError::DriverStopped)
+            }
+        }
+    }
+
+    /// The piece with whatever tokens are there already: a fast reader gets each at once, a slow one several together.
+    fn chunk(&mut self, first: TokenPiece) -> v1::Chunk {
+        let mut chunk = v1::Chunk::default();
+        push(&mut chunk, first);
+        while chunk.token_ids.len() < MAX_CHUNK_TOKENS {
+            match self.events.try_recv() {
+                Ok(TurnEvent::Token(piece)) => push(&mut chunk, piece),
+                Ok(other) => {
+                    self.next = Some(other);
+                    break;
+                }
+                Err(_) => break,
+            }
+        }
+        chunk
+    }
+
+    fn commit(&mut self, end: &TurnEnd) -> v1::Finished {
+        let turn = match (&mut self.guard.held, self.prompt.take()) {
+            (Some(held), Some(prompt)) => {
+                held.commit(prompt, &end.tokens, &end.text);
+                held.turns
+            }
+            _ => 0,
+        };
+        // The next turn may start as soon as this frame is read.
+        self.guard.check_in();
+        finished(end, turn)
+    }
+}

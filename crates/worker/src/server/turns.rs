@@ -1,0 +1,226 @@
+//! One turn from request to stream: check the route, check the session out, render, submit, claim, stream.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hawser_common::clock::{Clock, Tick};
+use hawser_common::group::Owner;
+use hawser_common::request::TurnRequest;
+use hawser_common::sampling::Sampling;
+use hawser_common::tasks::Tasks;
+use hawser_common::{Epoch, GroupId, SessionKey, TenantId};
+use hawser_placement::{ClaimError, RegistrationHandle};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::stream::{TurnStream, TurnStreamParts};
+use crate::driver::{DriverHandle, Turn};
+use crate::scheduler::{SequenceId, Submission};
+use crate::session::{Held, Prompt, Sessions, Text, Transcript, build_prompt};
+use crate::turn::{Generation, GenerationOptions, TurnError};
+
+/// What every handler of a leader shares.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) group: GroupId,
+    pub(crate) model: String,
+    pub(crate) text: Text,
+    pub(crate) end_ids: Vec<u32>,
+    /// Longest prompt plus generation.
+    pub(crate) context: usize,
+    /// Slots that a session can have.
+    pub(crate) usable_slots: usize,
+    pub(crate) stream_buffer: usize,
+    pub(crate) driver: DriverHandle,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) registration: RegistrationHandle,
+    pub(crate) clock: Clock,
+    pub(crate) tasks: Tasks,
+    /// Cancelled once the group drains.
+    pub(crate) draining: CancellationToken,
+    /// Tracks the running turns.
+    pub(crate) turns: TaskTracker,
+}
+
+impl Shared {
+    /// Whether a turn that was routed by `epoch` may run here now.
+    ///
+    /// # Errors
+    /// [`TurnError::Draining`], [`TurnError::Fenced`], or [`TurnError::StaleOwner`] with the current epoch.
+    pub(crate) fn admit(&self, epoch: Epoch) -> Result<(), TurnError> {
+        if self.draining.is_cancelled() {
+            return Err(TurnError::Draining);
+        }
+        if !self.registration.valid(self.clock.now()) {
+            return Err(TurnError::Fenced);
+        }
+        let current = self.registration.epoch();
+        if epoch != current {
+            return Err(TurnError::StaleOwner(self.owner()));
+        }
+        Ok(())
+    }
+
+    /// Makes the session this group's in the store, once per epoch.
+    pub(crate) async fn claim(&self, key: &SessionKey, held: &mut Transcript) -> Result<(), TurnError> {
+        let epoch = self.registration.epoch();
+        if held.claimed == Some(epoch) {
+            return Ok(());
+        }
+        match self.registration.claim(key.clone()).await {
+            Ok(epoch) => {
+                held.claimed = Some(epoch);
+                Ok(())
+            }
+            Err(ClaimError::Owned(owner)) => Err(TurnError::StaleOwner(owner)),
+            Err(error) => Err(TurnError::ClaimFailed { detail: error.to_string() }),
+        }
+    }
+
+    pub(crate) fn owner(&self) -> Owner {
+        Owner { group: self.group.clone(), epoch: self.registration.epoch() }
+    }
+
+    /// Gives the session back to the store.
+    pub(crate) fn unclaim(&self, key: &SessionKey) {
+        let (registration, key) = (self.registration.clone(), key.clone());
+        self.tasks.spawn(async move { registration.release(key).await });
+    }
+}
+
+/// Runs turns.
+#[derive(Debug, Clone)]
+pub(crate) struct TurnService {
+    shared: Arc<Shared>,
+    next_id: Arc<AtomicU64>,
+}
+
+impl TurnService {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, next_id: Arc::new(AtomicU64::new(1)) }
+    }
+
+    /// Starts a turn; what fails before its first frame fails here. Dropping the stream aborts the turn.
+    pub(crate) async fn start(
+        &self,
+        tenant: TenantId,
+        request: TurnRequest,
+        deadline: Option<Tick>,
+    ) -> Result<TurnStream, TurnError> {
+        let shared = &self.shared;
+        let key = request.session.clone().map(|session| SessionKey { tenant, session });
+        let mut held = match &key {
+            Some(key) => Some(shared.sessions.checkout(key).await?),
+            None => None,
+        };
+        if let (Some(held), Some(retention)) = (&mut held, &request.retention) {
+            held.retention = retention.clone();
+        }
+        let sampling = request.sampling.clone();
+        let (held, prompt) = self.render(held, request).await?;
+        let mut guard = TurnGuard { shared: Arc::clone(shared), key: key.clone(), held };
+        let events = self.submit(key.as_ref(), &prompt, &sampling, deadline)?;
+        if let (Some(key), Some(held)) = (&key, &mut guard.held) {
+            // Prefill is running meanwhile; nothing has left this process yet.
+            shared.claim(key, held).await?;
+        }
+        let tracked = shared.turns.token();
+        Ok(TurnStream::new(TurnStreamParts { guard, prompt, events, tracked }))
+    }
+
+    async fn render(
+        &self,
+        held: Option<Held>,
+        request: TurnRequest,
+    ) -> Result<(Option<Held>, Prompt), TurnError> {
+        let text = self.shared.text.clone();
+        let work = move || {
+            let fresh = Transcript::default();
+            let session = held.as_deref().unwrap_or(&fresh);
+            let prompt = build_prompt(&text, session, request.input, request.extent)?;
+            Ok((held, prompt))
+        };
+        tokio::task::spawn_blocking(work).await.map_err(|_| TurnError::TaskFailed)?
+    }
+
+    fn submit(
+        &self,
+        key: Option<&SessionKey>,
+        prompt: &Prompt,
+        sampling: &Sampling,
+        deadline: Option<Tick>,
+    ) -> Result<mpsc::Receiver<crate::turn::TurnEvent>, TurnError> {
+        let shared = &self.shared;
+        let (tokens, context) = (&prompt.tokens, shared.context);
+        if tokens.len() >= context {
+            return Err(TurnError::PromptTooLong { prompt: tokens.len(), context });
+        }
+        let max_new = most_new_tokens(tokens.len(), sampling.max_tokens, context, shared.usable_slots);
+        let generation = Generation::new(&GenerationOptions {
+            tokenizer: shared.text.tokenizer.clone(),
+            sampling,
+            seed: sampling.seed.unwrap_or_else(rand::random),
+            prompt: tokens,
+            max_new,
+            end_ids: &shared.end_ids,
+        });
+        let id = SequenceId(self.next_id.fetch_add(1, Ordering::Relaxed));
+        let submission =
+            Submission { id, session: key.cloned(), prompt: tokens.clone(), max_new, deadline };
+        let (sender, events) = mpsc::channel(shared.stream_buffer + Turn::MIN_ROOM);
+        shared.driver.run(Turn { submission, generation, events: sender })?;
+        Ok(events)
+    }
+}
+
+/// Most tokens a turn may generate. A request that names no limit takes what the context and the pool leave; one that
+/// names more than the context leaves ends with `length` there; one that names more than the pool holds is refused by
+/// the scheduler, which says both numbers.
+fn most_new_tokens(prompt: usize, asked: Option<u32>, context: usize, usable: usize) -> usize {
+    let left = context - prompt;
+    match asked {
+        Some(asked) => left.min(asked as usize),
+        None => left.min(usable.saturating_sub(prompt).max(1)),
+    }
+}
+
+/// The session of a running turn. However the turn ends, a session that nothing was committed to leaves no claim.
+#[derive(Debug)]
+pub(crate) struct TurnGuard {
+    pub(crate) shared: Arc<Shared>,
+    key: Option<SessionKey>,
+    pub(crate) held: Option<Held>,
+}
+
+impl TurnGuard {
+    /// Checks the session in, before the stream itself ends.
+    pub(crate) fn check_in(&mut self) {
+        let (Some(key), Some(held)) = (&self.key, self.held.take()) else { return };
+        let leaves_nothing = !held.is_kept();
+        if held.claimed.is_some() && (leaves_nothing || self.shared.draining.is_cancelled()) {
+            self.shared.unclaim(key);
+        }
+    }
+}
+
+impl Drop for TurnGuard {
+    fn drop(&mut self) {
+        self.check_in();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::most_new_tokens;
+
+    #[test]
+    fn e15_generation_is_bounded_by_the_context_and_only_then_by_the_pool() {
+        assert_eq!(most_new_tokens(100, Some(28), 128, 4_096), 28);
+        assert_eq!(most_new_tokens(100, Some(29), 128, 4_096), 28, "prompt + max_tokens = max + 1");
+        assert_eq!(most_new_tokens(100, None, 128, 4_096), 28);
+        assert_eq!(most_new_tokens(100, None, 8_192, 512), 412);
+        assert_eq!(most_new_tokens(100, Some(1_000), 8_192, 512), 1_000, "the scheduler refuses it, with numbers");
+        assert_eq!(most_new_tokens(600, None, 8_192, 512), 1, "the scheduler refuses it, with numbers");
+    }
+}

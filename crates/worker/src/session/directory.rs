@@ -1,0 +1,200 @@
+//! The sessions of this group, each checked out by one turn at a time.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hawser_common::SessionKey;
+use hawser_common::clock::{Clock, Tick, unix_seconds};
+use hawser_common::request::Retention;
+use tokio::sync::OwnedMutexGuard;
+
+use super::transcript::Transcript;
+use crate::turn::TurnError;
+
+/// Bounds of a directory.
+#[derive(Debug, Clone, Copy)]
+pub struct SessionsOptions {
+    /// Sessions held; one more is refused unless another has been idle for `idle_limit`.
+    pub max_sessions: usize,
+    /// Turns of one session that wait for the one before; one more is refused.
+    pub max_waiting: usize,
+    /// A session idle for longer is forgotten.
+    pub idle_limit: Duration,
+}
+
+/// What can be said about a session without waiting for its turn.
+#[derive(Debug, Clone, Default)]
+pub struct Summary {
+    pub turns: u32,
+    pub tokens: usize,
+    pub busy: bool,
+    pub last_used: Tick,
+    pub retention: Retention,
+}
+
+#[derive(Debug)]
+struct Entry {
+    transcript: Arc<tokio::sync::Mutex<Transcript>>,
+    waiting: AtomicUsize,
+    summary: Mutex<Summary>,
+}
+
+/// All sessions. Shared by the server's tasks; its locks are held for map operations only.
+#[derive(Debug)]
+pub struct Sessions {
+    entries: Mutex<HashMap<SessionKey, Arc<Entry>>>,
+    options: SessionsOptions,
+    clock: Clock,
+}
+
+/// One session, checked out. Dropping it checks it in; a session that nothing was committed to is then forgotten.
+#[derive(Debug)]
+pub struct Held {
+    sessions: Arc<Sessions>,
+    key: SessionKey,
+    entry: Arc<Entry>,
+    transcript: Option<OwnedMutexGuard<Transcript>>,
+}
+
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Sessions {
+    #[must_use]
+    pub fn new(options: SessionsOptions, clock: Clock) -> Arc<Self> {
+        Arc::new(Self { entries: Mutex::new(HashMap::new()), options, clock })
+    }
+
+    fn entries(&self) -> std::sync::MutexGuard<'_, HashMap<SessionKey, Arc<Entry>>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Checks a session out, making it if it is not there; waits for its running turn.
+    ///
+    /// # Errors
+    /// [`TurnError::TooManySessions`], or [`TurnError::SessionBusy`] if too many turns wait already.
+    pub async fn checkout(self: &Arc<Self>, key: &SessionKey) -> Result<Held, TurnError> {
+        loop {
+            let entry = self.entry(key)?;
+            let before = entry.waiting.fetch_add(1, Ordering::Relaxed);
+            let waiting = Waiting(&entry.waiting);
+            if before > self.options.max_waiting {
+                return Err(TurnError::SessionBusy { waiting: self.options.max_waiting });
+            }
+            let guard = Arc::clone(&entry.transcript).lock_owned().await;
+            drop(waiting);
+            // It may have been forgotten while this turn waited; then there is a newer entry, or none.
+            if self.entries().get(key).is_some_and(|current| Arc::ptr_eq(current, &entry)) {
+                entry.summary().busy = true;
+                let sessions = Arc::clone(self);
+                return Ok(Held { sessions, key: key.clone(), entry, transcript: Some(guard) });
+            }
+        }
+    }
+
+    /// Whether a session is held.
+    #[must_use]
+    pub fn contains(&self, key: &SessionKey) -> bool {
+        self.entries().contains_key(key)
+    }
+
+    fn entry(&self, key: &SessionKey) -> Result<Arc<Entry>, TurnError> {
+        let mut entries = self.entries();
+        if let Some(entry) = entries.get(key) {
+            return Ok(Arc::clone(entry));
+        }
+        if entries.len() >= self.options.max_sessions {
+            return Err(TurnError::TooManySessions { sessions: entries.len() });
+        }
+        let transcript = Transcript { created_unix_s: unix_seconds(), ..Transcript::default() };
+        let summary = Summary { last_used: self.clock.now(), ..Summary::default() };
+        let entry = Arc::new(Entry {
+            transcript: Arc::new(tokio::sync::Mutex::new(transcript)),
+            waiting: AtomicUsize::new(0),
+            summary: Mutex::new(summary),
+        });
+        entries.insert(key.clone(), Arc::clone(&entry));
+        Ok(entry)
+    }
+
+    /// One session's summary.
+    #[must_use]
+    pub fn summary(&self, key: &SessionKey) -> Option<Summary> {
+        self.entries().get(key).map(|entry| entry.summary().clone())
+    }
+
+    /// Summaries of all sessions that `wanted` names.
+    pub fn summaries(&self, wanted: impl Fn(&SessionKey) -> bool) -> Vec<(SessionKey, Summary)> {
+        let entries = self.entries();
+        let chosen = entries.iter().filter(|(key, _)| wanted(key));
+        chosen.map(|(key, entry)| (key.clone(), entry.summary().clone())).collect()
+    }
+
+    /// Sessions that have been idle for longer than the limit, to be closed by the caller.
+    #[must_use]
+    pub fn expired(&self) -> Vec<SessionKey> {
+        let now = self.clock.now();
+        let limit = self.options.idle_limit;
+        let idle = |summary: &Summary| !summary.busy && now.since(summary.last_used) > limit;
+        let entries = self.entries();
+        entries.iter().filter(|(_, entry)| idle(&entry.summary())).map(|(key, _)| key.clone()).collect()
+    }
+}
+
+impl Entry {
+    fn summary(&self) -> std::sync::MutexGuard<'_, Summary> {
+        self.summary.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Held {
+    #[must_use]
+    pub fn key(&self) -> &SessionKey {
+        &self.key
+    }
+
+    /// Forgets the session, whatever was committed to it.
+    pub fn forget(mut self) {
+        *self = Transcript::default();
+    }
+}
+
+impl std::ops::Deref for Held {
+    type Target = Transcript;
+    fn deref(&self) -> &Transcript {
+        self.transcript.as_ref().expect("checked in only when dropped")
+    }
+}
+
+impl std::ops::DerefMut for Held {
+    fn deref_mut(&mut self) -> &mut Transcript {
+        self.transcript.as_mut().expect("checked in only when dropped")
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let Some(transcript) = self.transcript.take() else { return };
+        let mut entries = self.sessions.entries();
+        if transcript.is_kept() {
+            *self.entry.summary() = Summary {
+                turns: transcript.turns,
+                tokens: transcript.tokens.len(),
+                busy: false,
+                last_used: self.sessions.clock.now(),
+                retention: transcript.retention.clone(),
+            };
+        } else {
+            entries.remove(&self.key);
+        }
+        // Unlocked before the map, so that whoever waits sees the map as this turn left it.
+        drop(transcript);
+    }
+}

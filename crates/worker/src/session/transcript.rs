@@ -1,0 +1,53 @@
+//! The committed part of one session.
+
+use hawser_common::Epoch;
+use hawser_common::chat::{Message, Role, Tool};
+use hawser_common::request::Retention;
+
+use super::prompt::Prompt;
+
+/// How a session's tokens came about.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub enum History {
+    /// No turn was committed.
+    #[default]
+    Empty,
+    Messages { messages: Vec<Message>, tools: Vec<Tool> },
+    /// Built from token ids.
+    Tokens,
+}
+
+/// Ground truth of a session at its owner.
+#[derive(Debug, Clone, Default)]
+pub struct Transcript {
+    pub history: History,
+    /// Every token up to the last one generated, whether or not its row is in the KV cache.
+    pub tokens: Vec<u32>,
+    pub turns: u32,
+    pub retention: Retention,
+    /// Made by `OpenSession` or a fork: kept although no turn was committed.
+    pub opened: bool,
+    /// The epoch under which the store gave the session to this group.
+    pub claimed: Option<Epoch>,
+    /// What `strftime_now` shows in every turn, so that the rendered history does not change between turns.
+    pub created_unix_s: i64,
+}
+
+impl Transcript {
+    /// Takes over a finished turn.
+    pub fn commit(&mut self, prompt: Prompt, generated: &[u32], text: &str) {
+        self.tokens = prompt.tokens;
+        self.tokens.extend_from_slice(generated);
+        self.history = prompt.history;
+        if let History::Messages { messages, .. } = &mut self.history {
+            messages.push(Message::text(Role::Assistant, text));
+        }
+        self.turns += 1;
+    }
+
+    /// Whether there is something that a client may come back to.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        self.opened || self.turns > 0
+    }
+}

@@ -1,0 +1,60 @@
+//! What the driver tells a turn's reader.
+
+use std::time::Duration;
+
+use super::error::TurnError;
+
+/// In order: any number of `Token`, then exactly one of the others.
+#[derive(Debug)]
+pub enum TurnEvent {
+    Token(TokenPiece),
+    Finished(Box<TurnEnd>),
+    Failed(TurnError),
+}
+
+/// One generated token and the text that became certain with it: whole characters that no stop string can take back.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenPiece {
+    pub token: u32,
+    pub text: String,
+    /// Natural logarithm, where asked for.
+    pub logprob: Option<f32>,
+    /// The likeliest tokens with theirs.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Why generation ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Finish {
+    /// An end token.
+    Stop,
+    /// This stop string.
+    StopString(String),
+    /// `max_tokens`, the context or the pool.
+    Length,
+}
+
+/// Token counts of a turn.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub prompt: usize,
+    pub reused: usize,
+    pub generated: usize,
+}
+
+/// The end of a turn that went well.
+#[derive(Debug)]
+pub struct TurnEnd {
+    pub finish: Finish,
+    /// Generated tokens, the end token included.
+    pub tokens: Vec<u32>,
+    /// All text of the turn, as streamed.
+    pub text: String,
+    pub usage: Usage,
+    pub seed: u64,
+    pub queued: Duration,
+    /// From the first step to the first token.
+    pub prefill: Duration,
+    /// From the first token to the last.
+    pub decode: Duration,
+}

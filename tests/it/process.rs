@@ -1,0 +1,113 @@
+//! The `hawser` binary as a child process on loopback.
+
+use std::path::PathBuf;
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use hawser_client::Client;
+use hawser_tests::demo_model;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+
+/// Long enough for a cold start on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The binary that was built with these tests.
+fn binary() -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    let binary = tests.parent().unwrap().parent().unwrap().join("hawser");
+    assert!(binary.is_file(), "{} is missing: run ./scripts/test, which builds it", binary.display());
+    binary
+}
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(binary());
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // A test that fails leaves nothing behind.
+    command.kill_on_drop(true);
+    command
+}
+
+/// Runs a command to its end.
+pub(crate) async fn run(arguments: &[&str], input: &str) -> Output {
+    let mut child = command(arguments).stdin(Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(input.as_bytes()).await.unwrap();
+    drop(stdin);
+    tokio::time::timeout(LIMIT, child.wait_with_output()).await.expect("the command ends").unwrap()
+}
+
+/// A server that runs until it is stopped or dropped.
+pub(crate) struct Server {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Server {
+    pub(crate) fn start(arguments: &[&str]) -> Self {
+        let mut child = command(arguments).stderr(Stdio::inherit()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines }
+    }
+
+    /// A router with the store embedded, and its address.
+    pub(crate) async fn router(more: &[&str]) -> (Self, String) {
+        let mut arguments = vec!["router", "--listen", "127.0.0.1:0"];
+        arguments.extend(more);
+        let mut router = Self::start(&arguments);
+        let uri = router.uri_after("router listens on ").await;
+        (router, uri)
+    }
+
+    /// A group of the demo model, once it has joined the router at `uri`.
+    pub(crate) async fn worker(uri: &str, group: &str, more: &[&str]) -> Self {
+        let model = demo_model();
+        let mut arguments = vec!["worker", "--router", uri, "--group", group, "--threads", "1"];
+        arguments.extend(["--model", model.to_str().unwrap(), "--kv-memory-mib", "128"]);
+        arguments.extend(more);
+        let mut worker = Self::start(&arguments);
+        worker.uri_after(&format!("group {group} serves at ")).await;
+        worker
+    }
+
+    /// The URI that follows `mark` on a line of the server's output.
+    pub(crate) async fn uri_after(&mut self, mark: &str) -> String {
+        let search = async {
+            while let Some(line) = self.lines.next_line().await.unwrap() {
+                if let Some((_, rest)) = line.split_once(mark) {
+                    return rest.split_whitespace().next().unwrap().to_owned();
+                }
+            }
+            panic!("the server ended without saying {mark:?}");
+        };
+        tokio::time::timeout(LIMIT, search).await.expect("the server starts")
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().expect("the process was not waited for").to_string();
+        let sent = std::process::Command::new("kill").args([name, &pid]).status().unwrap();
+        assert!(sent.success());
+    }
+
+    /// SIGTERM, and the rest of its output once it has ended well.
+    pub(crate) async fn stop(mut self) -> String {
+        self.signal("-TERM");
+        let mut rest = String::new();
+        let end = async {
+            self.lines.into_inner().read_to_string(&mut rest).await.unwrap();
+            self.child.wait().await.unwrap()
+        };
+        let status = tokio::time::timeout(LIMIT, end).await.expect("the server ends");
+        assert!(status.success(), "{status}: {rest}");
+        rest
+    }
+
+    /// SIGKILL: no goodbye to anyone.
+    pub(crate) async fn kill(mut self) {
+        self.child.kill().await.unwrap();
+    }
+}
+
+pub(crate) async fn connect(uri: &str) -> Client {
+    Client::connect(uri).await.unwrap()
+}

@@ -1,0 +1,147 @@
+//! Real processes over real sockets: start, talk, die, go on.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use hawser_client::{Frame, Retry, Sampling};
+use hawser_common::{Coded, ErrorCode};
+use hawser_tests::demo_model;
+
+use crate::cluster::{token_request, words};
+use crate::process::{Server, connect, run};
+
+/// Short leases, so that a killed group is gone soon.
+const SHORT_LEASE: [&str; 2] = ["--set", "worker.lease_ttl_ms=1500"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn up_serves_chat_and_status_and_ends_well_on_sigterm() {
+    let model = demo_model();
+    let model = model.to_str().unwrap();
+    let arguments = ["up", "--groups", "2", "--threads", "1", "--listen", "127.0.0.1:0", "--model", model];
+    let mut up = Server::start(&arguments);
+    let uri = up.uri_after("router listens on ").await;
+    let chat = run(&["chat", "--server", &uri, "--session", "talk"], "Say hello.\nSay goodbye.\n/quit\n").await;
+    let said = String::from_utf8(chat.stdout).unwrap();
+    assert!(chat.status.success(), "{said}");
+    assert!(said.contains("group-0") || said.contains("group-1"), "the statistics name the group: {said}");
+    let status = run(&["status", "--server", &uri, "--json"], "").await;
+    let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+    assert_eq!(status["groups"].as_array().unwrap().len(), 2, "{status}");
+    let generated = run(&["generate", "--server", &uri, "--max-tokens", "5", "Hello"], "").await;
+    assert!(generated.status.success() && !generated.stdout.is_empty());
+    up.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_group_costs_its_session_a_prefill_and_nothing_else() {
+    let (router, uri) = Server::router(&[]).await;
+    let mut workers = HashMap::new();
+    for group in ["a", "b"] {
+        workers.insert(group.to_owned(), Server::worker(&uri, group, &SHORT_LEASE).await);
+    }
+    let client = connect(&uri).await;
+    let patient = Retry { attempts: 20, ..Retry::default() };
+    let mut session = client.session().sampling(Sampling::greedy().max_tokens(8)).retry(patient).start();
+    let first = session.say("Name a colour.").await.unwrap().outcome().await.unwrap();
+    workers.remove(&first.placed.group).unwrap().kill().await;
+    let second = session.say("Name an animal.").await.unwrap().outcome().await.unwrap();
+    assert_ne!(second.placed.group, first.placed.group);
+    assert!(second.placed.resent && second.report.usage.prompt_tokens > first.report.usage.prompt_tokens);
+    let third = session.say("Name a river.").await.unwrap().outcome().await.unwrap();
+    assert_eq!(third.placed.group, second.placed.group);
+    assert!(third.report.usage.reused_tokens > 0);
+    drop(client);
+    for worker in workers.into_values() {
+        worker.stop().await;
+    }
+    router.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn p15_a_group_killed_in_mid_stream_is_an_error_and_never_a_short_success() {
+    let (router, uri) = Server::router(&[]).await;
+    let worker = Server::worker(&uri, "a", &SHORT_LEASE).await;
+    let client = connect(&uri).await;
+    let request = token_request("s", &words(1, 50), 3_000);
+    let mut frames = client.generate(request, Some(Duration::from_secs(60))).await.unwrap();
+    let mut tokens = 0;
+    while tokens < 5 {
+        if let Some(Frame::Chunk(chunk)) = frames.next().await.unwrap() {
+            tokens += chunk.token_ids.len();
+        }
+    }
+    worker.kill().await;
+    let error = loop {
+        match frames.next().await {
+            Ok(Some(Frame::Finished(end))) => panic!("a killed turn ended well: {end:?}"),
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("a killed turn ended without an error"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.code(), ErrorCode::Unavailable, "{error}");
+    drop((frames, client));
+    router.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_start_says_why_and_what_to_do() {
+    let model = demo_model();
+    let model = model.to_str().unwrap();
+    let (router, uri) = Server::router(&[]).await;
+    let address = uri.strip_prefix("http://").unwrap();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let nobody = format!("http://{free}");
+    for (arguments, says) in [
+        (vec!["router", "--listen", address], "in use"),
+        (vec!["up", "--model", "no/such.gguf"], "no/such.gguf"),
+        (vec!["up", "--model", "/etc/hostname", "--listen", "127.0.0.1:0"], "/etc/hostname"),
+        (vec!["worker", "--model", model, "--router", &nobody], "hawser router"),
+        (vec!["status", "--server", &nobody], "hawser up"),
+        (vec!["up", "--model", model, "--set", "worker.step_tokens=0"], "step_tokens"),
+        (vec!["up", "--model", model, "--set", "worker.stepp=1"], "stepp"),
+    ] {
+        let output = run(&arguments, "").await;
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {error}");
+        assert!(error.contains(says), "{arguments:?} does not say {says:?}: {error}");
+        assert!(!error.contains("panicked") && !error.contains("RUST_BACKTRACE"), "{arguments:?}: {error}");
+    }
+    router.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn routers_and_workers_answer_health_checks_and_reflection() {
+    use tonic_health::pb::health_check_response::ServingStatus;
+    use tonic_health::pb::health_client::HealthClient;
+    use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+    use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+    use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+
+    let (router, uri) = Server::router(&[]).await;
+    let model = demo_model();
+    let arguments =
+        ["worker", "--router", &uri, "--model", model.to_str().unwrap(), "--group", "a", "--kv-memory-mib", "64"];
+    let mut worker = Server::start(&arguments);
+    let worker_uri = worker.uri_after("group a serves at ").await;
+    for (uri, service) in [(&uri, "hawser.v1.Hawser"), (&worker_uri, "hawser.v1.Worker")] {
+        let channel = tonic::transport::Endpoint::new(uri.clone()).unwrap().connect().await.unwrap();
+        let mut health = HealthClient::new(channel.clone());
+        let request = tonic_health::pb::HealthCheckRequest { service: service.to_owned() };
+        let status = health.check(request).await.unwrap().into_inner().status();
+        assert_eq!(status, ServingStatus::Serving, "{service}");
+        let list = tonic_reflection::pb::v1::ServerReflectionRequest {
+            host: String::new(),
+            message_request: Some(MessageRequest::ListServices(String::new())),
+        };
+        let mut reflection = ServerReflectionClient::new(channel);
+        let answers = reflection.server_reflection_info(tokio_stream::once(list)).await.unwrap();
+        let answer = answers.into_inner().message().await.unwrap().unwrap();
+        let Some(MessageResponse::ListServicesResponse(listed)) = answer.message_response else {
+            panic!("not a list of services: {answer:?}");
+        };
+        assert!(listed.service.iter().any(|listed| listed.name == service), "{listed:?}");
+    }
+    worker.stop().await;
+    router.stop().await;
+}

@@ -1,0 +1,75 @@
+//! The demo model's greedy continuations against float32 arithmetic on the dequantised weights.
+
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use hawser_device::kv::RowType;
+use hawser_model::checkpoint::Checkpoint;
+use hawser_model::executor::LogitRows;
+use hawser_model::layers::Model;
+use serde::Deserialize;
+
+use crate::engine::{Engine, Session, argmax};
+use crate::fixtures;
+
+/// A step whose two best tokens are closer than this may be decided by how an engine rounds; from there on the texts
+/// differ for good reason.
+const SAFE_MARGIN: f32 = 0.5;
+/// Int8 activations differ from f32 ones by this much at most in the logits of the first step.
+const FIRST_STEP_TOLERANCE: f32 = 0.75;
+
+#[derive(Deserialize)]
+struct Case {
+    prompt_ids: Vec<u32>,
+    greedy: Vec<u32>,
+    margins: Vec<f32>,
+    first_step_top10: Top,
+}
+
+#[derive(Deserialize)]
+struct Top {
+    ids: Vec<u32>,
+    logits: Vec<f32>,
+}
+
+#[test]
+fn greedy_tokens_agree_while_the_margin_is_safe() -> Result<()> {
+    let cases: Vec<Case> = fixtures::read("smollm2/greedy_cases.json")?;
+    let model = Arc::new(Model::load(&Checkpoint::open(fixtures::demo_model()?)?)?);
+    for row_type in [RowType::F32, RowType::F16, RowType::Bf16] {
+        let mut engine = Engine::new(&model, 2048, row_type, 1)?;
+        let (mut steps, mut possible) = (0, 0);
+        for (index, case) in cases.iter().enumerate() {
+            let (agreed, safe) = check(&mut engine, case)?;
+            println!(
+                "{row_type:?} case {index}: {agreed} tokens agree, {safe} before the first small margin"
+            );
+            ensure!(agreed >= safe, "{row_type:?} case {index}: only {agreed} of {safe} safe tokens agree");
+            (steps, possible) = (steps + agreed, possible + case.greedy.len());
+        }
+        println!("{row_type:?}: {steps} of {possible} tokens agree");
+    }
+    Ok(())
+}
+
+/// How many tokens agree, and how many come before the first small margin.
+fn check(engine: &mut Engine, case: &Case) -> Result<(usize, usize)> {
+    let mut session = Session::default();
+    let mut logits = engine.feed(&mut session, &case.prompt_ids, LogitRows::Last)?;
+    let top = case.first_step_top10.ids.iter().zip(&case.first_step_top10.logits);
+    let error = top.map(|(id, logit)| (logits.row(0)[*id as usize] - logit).abs()).fold(0_f32, f32::max);
+    println!("first step: the ten best logits differ by at most {error}");
+    ensure!(error <= FIRST_STEP_TOLERANCE, "the first step's logits differ by {error}");
+    let safe = case.margins.iter().position(|margin| *margin < SAFE_MARGIN).unwrap_or(case.greedy.len());
+    let mut agreed = 0;
+    for expected in &case.greedy {
+        let token = argmax(logits.row(0));
+        if token != *expected {
+            break;
+        }
+        agreed += 1;
+        logits = engine.feed(&mut session, &[token], LogitRows::Last)?;
+    }
+    engine.close(session);
+    Ok((agreed, safe))
+}
