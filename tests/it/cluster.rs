@@ -29,7 +29,7 @@ impl Cluster {
         let (clock, tasks) = (Clock::system(), Tasks::new());
         let store: Arc<dyn Store> = EmbeddedStore::start(clock.clone(), &tasks, Default::default());
         let options = RouterOptions { listen: ([127, 0, 0, 1], 0).into(), ..RouterOptions::default() };
-        let router = Router::start(options, Arc::clone(&store), None, clock.clone()).await.unwrap();
+        let router = Router::start(&options, Arc::clone(&store), None, clock.clone()).unwrap();
         let client = Client::connect(&format!("http://{}", router.addr())).await.unwrap();
         let mut cluster = Self { client, workers: Vec::new(), router, tasks, store, clock };
         for index in 0..groups {
@@ -145,7 +145,11 @@ pub(crate) fn token_request(session: &str, ids: &[u32], max_tokens: u32) -> wire
 }
 
 /// A greedy request over messages.
-pub(crate) fn chat_request(session: &str, messages: &[(wire::Role, &str)], max_tokens: u32) -> wire::GenerateRequest {
+pub(crate) fn chat_request(
+    session: &str,
+    messages: &[(wire::Role, &str)],
+    max_tokens: u32,
+) -> wire::GenerateRequest {
     let message = |&(role, content): &(wire::Role, &str)| wire::Message {
         role: role.into(),
         content: content.to_owned(),

@@ -23,9 +23,8 @@ async fn bad_requests_get_a_typed_error_and_the_next_one_works() {
         change(&mut request);
         request
     };
-    let sampling = |change: &dyn Fn(&mut wire::Sampling)| {
-        with(&|request| change(request.sampling.as_mut().unwrap()))
-    };
+    let sampling =
+        |change: &dyn Fn(&mut wire::Sampling)| with(&|request| change(request.sampling.as_mut().unwrap()));
     let invalid = ErrorCode::Invalid;
     refused(client, with(&|r| r.input = None), invalid, "input").await;
     refused(client, chat_request("", &[], 4), invalid, "messages").await;

@@ -20,7 +20,8 @@ async fn up_serves_chat_and_status_and_ends_well_on_sigterm() {
     let arguments = ["up", "--groups", "2", "--threads", "1", "--listen", "127.0.0.1:0", "--model", model];
     let mut up = Server::start(&arguments);
     let uri = up.uri_after("router listens on ").await;
-    let chat = run(&["chat", "--server", &uri, "--session", "talk"], "Say hello.\nSay goodbye.\n/quit\n").await;
+    let chat =
+        run(&["chat", "--server", &uri, "--session", "talk"], "Say hello.\nSay goodbye.\n/quit\n").await;
     let said = String::from_utf8(chat.stdout).unwrap();
     assert!(chat.status.success(), "{said}");
     assert!(said.contains("group-0") || said.contains("group-1"), "the statistics name the group: {said}");
@@ -120,8 +121,17 @@ async fn routers_and_workers_answer_health_checks_and_reflection() {
 
     let (router, uri) = Server::router(&[]).await;
     let model = demo_model();
-    let arguments =
-        ["worker", "--router", &uri, "--model", model.to_str().unwrap(), "--group", "a", "--kv-memory-mib", "64"];
+    let arguments = [
+        "worker",
+        "--router",
+        &uri,
+        "--model",
+        model.to_str().unwrap(),
+        "--group",
+        "a",
+        "--kv-memory-mib",
+        "64",
+    ];
     let mut worker = Server::start(&arguments);
     let worker_uri = worker.uri_after("group a serves at ").await;
     for (uri, service) in [(&uri, "hawser.v1.Hawser"), (&worker_uri, "hawser.v1.Worker")] {

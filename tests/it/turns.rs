@@ -73,13 +73,15 @@ async fn e2_reuse_ends_at_the_first_difference() {
 #[tokio::test(flavor = "multi_thread")]
 async fn e12_e24_e25_a_turn_is_the_same_alone_and_among_others() {
     let cluster = Cluster::start(1, |options| options.step_tokens = 48).await;
-    let prompts: Vec<Vec<u32>> = (0..8).map(|index| words(10 + index % 7, 30 + 17 * index as usize)).collect();
+    let prompts: Vec<Vec<u32>> =
+        (0..8).map(|index| words(10 + index % 7, 30 + 17 * index as usize)).collect();
     let mut alone = Vec::new();
     for prompt in &prompts {
         alone.push(run(&cluster.client, token_request("", prompt, 24)).await.unwrap());
     }
     for count in [2, 3, 8] {
-        let together = prompts[..count].iter().map(|prompt| run(&cluster.client, token_request("", prompt, 24)));
+        let together =
+            prompts[..count].iter().map(|prompt| run(&cluster.client, token_request("", prompt, 24)));
         for (index, answer) in join_all(together).await.into_iter().enumerate() {
             assert_eq!(answer.unwrap().tokens, alone[index].tokens, "prompt {index} among {count}");
         }

@@ -29,7 +29,7 @@ fn open(folder: &Path, bytes: &[u8]) -> Result<Fault> {
 #[test]
 fn a_damaged_gguf_is_refused_by_name() -> Result<()> {
     type Damage = fn(&mut Gguf);
-    let damages: [(&str, Damage); 15] = [
+    let damages: [(&str, Damage); 16] = [
         ("blk.1.attn_q.weight", |g| g.tensor("blk.1.attn_q.weight").dtype = 99),
         ("blk.0.attn_k.weight", |g| g.tensors.retain(|t| t.name != "blk.0.attn_k.weight")),
         ("blk.2.surplus.weight", |g| {
@@ -43,7 +43,8 @@ fn a_damaged_gguf_is_refused_by_name() -> Result<()> {
         }),
         ("blk.0.ffn_up.weight", |g| g.tensor("blk.0.ffn_up.weight").shift = 4),
         ("blk.0.ffn_up.weight", |g| g.tensor("blk.0.ffn_up.weight").shift = 1 << 40),
-        ("blk.0.ffn_up.weight", |g| g.tensor("blk.0.ffn_up.weight").shift = 1_u64.wrapping_neg() & !31),
+        ("blk.0.ffn_up.weight", |g| g.tensor("blk.0.ffn_up.weight").shift = 32_u64.wrapping_neg()),
+        ("token_embd.weight", |g| g.tensor("token_embd.weight").shift = 32_u64.wrapping_neg()),
         ("blk.0.ffn_down.weight", |g| g.tensor("blk.0.ffn_down.weight").dims.swap(0, 1)),
         ("blk.0.ffn_down.weight", |g| g.tensor("blk.0.ffn_down.weight").dims = vec![1 << 33, 1 << 33]),
         ("blk.0.ffn_down.weight", |g| g.tensor("blk.0.ffn_down.weight").dims = vec![0, 72]),

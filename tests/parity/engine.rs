@@ -80,6 +80,14 @@ impl Engine {
         self.step(&mut [Feed { session, tokens, logits }])
     }
 
+    /// Fills the dead slot and every free one with NaN.
+    pub(crate) fn poison(&mut self) {
+        self.executor.kv_mut().poison(SlotId::DEAD);
+        for slot in &self.free {
+            self.executor.kv_mut().poison(*slot);
+        }
+    }
+
     /// Returns a session's slots to the pool.
     pub(crate) fn close(&mut self, session: Session) {
         self.free.extend(session.live);

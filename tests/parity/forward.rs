@@ -202,3 +202,47 @@ fn a_gguf_gives_the_logits_of_its_safetensors() -> Result<()> {
     }
     Ok(())
 }
+
+/// E18: what a slot that is not live holds never reaches a logit.
+#[test]
+fn poisoned_dead_and_free_slots_change_nothing() -> Result<()> {
+    for name in TINY {
+        let golden = golden(name)?;
+        let mut engine = engine(&model(name)?, seed())?;
+        let clean = rows(&mut engine, &[&golden.tokens])?;
+        engine.poison();
+        ensure!(rows(&mut engine, &[&golden.tokens[..5], &golden.tokens[5..]])? == clean, "{name}");
+    }
+    Ok(())
+}
+
+/// Llama 3.1 and later: safetensors name the scaling, GGUF files hold what it does to each frequency.
+#[test]
+fn scaled_rope_is_the_same_from_a_rule_and_from_its_factors() -> Result<()> {
+    let source = fixtures::folder().join("tiny-llama");
+    let golden = golden("tiny-llama")?;
+    let folder = tempfile::tempdir()?;
+    let scaled = "\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, \
+                  \"original_max_position_embeddings\": 64";
+    let config = std::fs::read_to_string(source.join("config.json"))?;
+    std::fs::write(folder.path().join("config.json"), config.replace("\"rope_type\": \"default\"", scaled))?;
+    std::fs::copy(source.join("model.safetensors"), folder.path().join("model.safetensors"))?;
+    let (plain, ruled) = (Checkpoint::open(&source)?, Checkpoint::open(folder.path())?);
+    let mut gguf = Gguf::from_checkpoint(&plain)?;
+    let frequencies =
+        |checkpoint: &Checkpoint| checkpoint.config().rope.frequencies(checkpoint.config().head_dim);
+    let factors = frequencies(&plain).iter().zip(frequencies(&ruled)).map(|(a, b)| (a / b) as f32).collect();
+    gguf.vector("rope_freqs.weight", factors);
+    let path = folder.path().join("model.gguf");
+    std::fs::write(&path, gguf.to_bytes())?;
+    let run = |checkpoint: &Checkpoint| -> Result<Vec<Vec<f32>>> {
+        rows(&mut engine(&Arc::new(Model::load(checkpoint)?), 1)?, &[&golden.tokens])
+    };
+    let (plain, ruled, factored) = (run(&plain)?, run(&ruled)?, run(&Checkpoint::open(&path)?)?);
+    let worst = |a: &[Vec<f32>], b: &[Vec<f32>]| {
+        a.iter().flatten().zip(b.iter().flatten()).map(|(a, b)| (a - b).abs()).fold(0_f32, f32::max)
+    };
+    ensure!(worst(&ruled, &factored) <= TOLERANCE, "rule and factors differ by {}", worst(&ruled, &factored));
+    ensure!(worst(&plain, &ruled) > 0.01, "the scaling changes nothing");
+    Ok(())
+}

@@ -135,7 +135,7 @@ impl Gguf {
         Ok(())
     }
 
-    fn vector(&mut self, name: &str, values: Vec<f32>) {
+    pub(crate) fn vector(&mut self, name: &str, values: Vec<f32>) {
         let data = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.tensors.push(Tensor {
             name: name.to_owned(),

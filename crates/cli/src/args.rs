@@ -4,23 +4,24 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::{bench, chat, config, demo, generate, pull, status};
+use crate::commands::{bench, chat, config, demo, generate, pull, router, status, up, worker};
 
 const EXAMPLES: &str = "\
 First steps:
-  hawser pull                      fetch the demo model (98 MB)
-  hawser up --groups 2             a router and two worker groups on this machine
-  hawser chat                      talk to it, from another terminal
-  hawser status                    who owns which session, and what is left
-  hawser demo                      watch an agent session move to another group when its own is stopped
+  hawser pull                fetch the demo model (98 MB)
+  hawser up --groups 2       a router and two worker groups on this machine
+  hawser chat                talk to it, from another terminal
+  hawser status              who owns which session, and what is left
+  hawser demo                watch an agent session move to another group
 
 The same as separate processes:
-  hawser router --listen 127.0.0.1:7070
-  hawser worker --group a --router http://127.0.0.1:7070
-  hawser worker --group b --router http://127.0.0.1:7070
+  hawser router
+  hawser worker --group a
+  hawser worker --group b
 
-Configuration: defaults, then a TOML file (--config), then variables (HAWSER_WORKER__THREADS=2 sets worker.threads),
-then flags. `hawser config` shows what is in effect; docs/config.md describes every key.";
+Configuration: defaults, then a TOML file (--config), then variables
+(HAWSER_WORKER__THREADS=2 sets worker.threads), then flags. `hawser config`
+shows what is in effect; docs/config.md describes every key.";
 
 /// Serves language models to long-running agents: every session is pinned to a worker group that keeps its KV cache,
 /// so that a turn costs what is new in it and not the whole history.
@@ -71,6 +72,12 @@ pub struct Global {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Run everything on this machine: a router and worker groups in one process
+    Up(up::Options),
+    /// Run a router, which also keeps the placement store
+    Router(router::Options),
+    /// Run one worker group, which joins a router
+    Worker(worker::Options),
     /// Talk to a model in a session
     Chat(chat::Options),
     /// Generate once from a prompt, streaming to standard output

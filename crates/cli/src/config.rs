@@ -1,10 +1,12 @@
 //! The configuration of the `hawser` command. One file may serve all subcommands; each uses the keys it needs.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use anyhow::{Context, bail};
 use hawser_common::config;
-use crate::stub::{RouterOptions, WorkerOptions};
+use hawser_router::RouterOptions;
+use hawser_worker::WorkerOptions;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -13,6 +15,8 @@ use crate::console;
 
 /// Most groups of `hawser up`.
 const MAX_GROUPS: usize = 64;
+/// Where a router listens if nothing else is said; `Config::server` names the same place.
+const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7070);
 
 /// Every key, described in docs/config.md.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -31,10 +35,10 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            server: "http://127.0.0.1:7070".to_owned(),
+            server: format!("http://{LISTEN}"),
             groups: 1,
             grace_s: 30,
-            router: RouterOptions::default(),
+            router: RouterOptions { listen: LISTEN, ..RouterOptions::default() },
             worker: WorkerOptions::default(),
         }
     }
@@ -165,7 +169,9 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_named() {
-        for (set, name) in [("worker.thread=2", "thread"), ("groups=0", "groups"), ("worker.threads=x", "threads")] {
+        for (set, name) in
+            [("worker.thread=2", "thread"), ("groups=0", "groups"), ("worker.threads=x", "threads")]
+        {
             let error = format!("{:#}", load(&[set], Overrides::default()).unwrap_err());
             assert!(error.contains(name), "{set}: {error}");
         }
@@ -178,7 +184,10 @@ mod tests {
         let text = include_str!("../../../docs/config.md");
         let missing: Vec<String> = flat(&Config::default())
             .iter()
-            .map(|(key, value)| format!("| `{key}` | `{value}` |"))
+            .map(|(key, value)| match value {
+                Value::Null => format!("| `{key}` | not set |"),
+                value => format!("| `{key}` | `{value}` |"),
+            })
             .filter(|row| !text.contains(row.as_str()))
             .collect();
         assert!(missing.is_empty(), "docs/config.md lacks:\n{}", missing.join("\n"));

@@ -88,7 +88,10 @@ mod tests {
 
     #[test]
     fn numbers_are_easy_to_read() {
-        assert_eq!([count(0), count(999), count(1_000), count(1_234_567)], ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!(
+            [count(0), count(999), count(1_000), count(1_234_567)],
+            ["0", "999", "1,000", "1,234,567"]
+        );
         assert_eq!([bytes(12), bytes(98_362_432), bytes(2_500_000_000)], ["12 B", "98.4 MB", "2.50 GB"]);
         let shown = [(7, "7 µs"), (250_000, "250 ms"), (1_500_000, "1.50 s"), (125_000_000, "125 s")];
         for (micros, text) in shown {

@@ -2,13 +2,14 @@
 //!
 //! Owns what people type and read. Promises that what goes wrong ends in one line that says what to do and exit
 //! code 1 (2 for wrong usage), never in a backtrace.
+#![allow(unreachable_pub, reason = "a binary has no outside; `pub` says what a module offers to the others")]
 
 mod args;
 mod commands;
 mod config;
 mod console;
 mod models;
-mod table; mod stub;
+mod table;
 
 use std::process::ExitCode;
 
@@ -16,7 +17,7 @@ use clap::Parser;
 
 use crate::args::Cli;
 
-/// Many threads allocate small buffers at a high rate; see ARCHITECTURE.md for what it brings.
+/// Frames, texts and token lists are small, short-lived and freed on other threads than the one that made them.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -52,7 +53,8 @@ mod tests {
 
     #[test]
     fn causes_are_told_once() {
-        let error = anyhow::anyhow!("no such file").context("cannot open x: no such file").context("cannot start");
+        let error =
+            anyhow::anyhow!("no such file").context("cannot open x: no such file").context("cannot start");
         assert_eq!(one_line(&error), "cannot start: cannot open x: no such file");
     }
 }

@@ -34,7 +34,11 @@ pub enum ModelMissing {
 pub fn resolve(name: &Path, dir: &Path) -> Result<PathBuf, ModelMissing> {
     if name.as_os_str().is_empty() || name == Path::new(DEMO_NAME) {
         let path = dir.join(DEMO_FILE);
-        return if path.is_file() { Ok(path) } else { Err(ModelMissing::Demo { dir: dir.display().to_string() }) };
+        return if path.is_file() {
+            Ok(path)
+        } else {
+            Err(ModelMissing::Demo { dir: dir.display().to_string() })
+        };
     }
     let with_suffix = dir.join(format!("{}.gguf", name.display()));
     let candidates = [name.to_owned(), dir.join(name), with_suffix];
@@ -47,7 +51,8 @@ pub fn resolve(name: &Path, dir: &Path) -> Result<PathBuf, ModelMissing> {
 
 fn listing(dir: &Path) -> String {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     if names.is_empty() {
         return "which is empty".to_owned();
     }
@@ -60,7 +65,8 @@ fn listing(dir: &Path) -> String {
 
 /// Bytes of a checkpoint: of the file, or of the files in the directory.
 pub fn size(path: &Path) -> u64 {
-    let bytes = |path: &Path| std::fs::metadata(path).map_or(0, |meta| if meta.is_file() { meta.len() } else { 0 });
+    let bytes =
+        |path: &Path| std::fs::metadata(path).map_or(0, |meta| if meta.is_file() { meta.len() } else { 0 });
     if path.is_file() {
         return bytes(path);
     }

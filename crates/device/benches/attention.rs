@@ -30,7 +30,8 @@ struct Case {
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
-    let cases: Vec<Case> = cases().into_iter().filter(|case| words.iter().all(|w| name(case).contains(w))).collect();
+    let cases: Vec<Case> =
+        cases().into_iter().filter(|case| words.iter().all(|w| name(case).contains(w))).collect();
     let pools: Vec<KvRows> = [RowType::F32, RowType::F16, RowType::Bf16].map(filled).into_iter().collect();
     let slots = shuffled();
     let q: Vec<f32> = (0..512 * HEADS * SHAPE.head_dim).map(|i| (i as f32 * 0.37).sin()).collect();
@@ -47,8 +48,7 @@ fn main() {
             let len = case.queries * HEADS * SHAPE.head_dim;
             let start = clock.now();
             for layer in 0..SHAPE.layers {
-                let call =
-                    AttendCall { kv, layer, spans: &spans, q: &q[..len], heads: HEADS, isa: case.isa };
+                let call = AttendCall { kv, layer, spans: &spans, q: &q[..len], heads: HEADS, isa: case.isa };
                 attend(&threads[case.threads - 1], &call, &mut out[..len], &mut scratch);
             }
             times.push(clock.now().since(start));
@@ -66,7 +66,9 @@ fn cases() -> Vec<Case> {
     for isa in Isa::available() {
         for rows in [RowType::F16, RowType::Bf16, RowType::F32] {
             for threads in [1, 2] {
-                for (depth, queries) in [(1_023, 1), (4_095, 1), (7_499, 1), (0, 512), (2_048, 512), (4_000, 50)] {
+                for (depth, queries) in
+                    [(1_023, 1), (4_095, 1), (7_499, 1), (0, 512), (2_048, 512), (4_000, 50)]
+                {
                     cases.push(Case { isa, rows, threads, depth, queries });
                 }
             }

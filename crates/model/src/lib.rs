@@ -4,6 +4,7 @@
 //! [`executor::Batch`], [`text`] turns messages into tokens and back, [`sampling`] picks the next token.
 //! Never decides which session runs or which slot a row gets: that arrives in the batch.
 
+pub mod bench;
 pub mod checkpoint;
 pub mod config;
 pub mod executor;

@@ -15,7 +15,9 @@ pub(crate) struct Admission {
 
 /// A call's place, held to the end of its stream.
 #[derive(Debug)]
-pub(crate) struct Permit(#[allow(dead_code, reason = "held for its drop")] OwnedSemaphorePermit);
+pub(crate) struct Permit {
+    _place: OwnedSemaphorePermit,
+}
 
 impl Admission {
     pub(crate) fn new(limit: usize) -> Self {
@@ -24,7 +26,7 @@ impl Admission {
 
     pub(crate) fn enter(&self) -> Result<Permit, RouteError> {
         let permit = Arc::clone(&self.places).try_acquire_owned();
-        permit.map(Permit).map_err(|_| RouteError::Busy { limit: self.limit })
+        permit.map(|place| Permit { _place: place }).map_err(|_| RouteError::Busy { limit: self.limit })
     }
 
     pub(crate) fn in_flight(&self) -> usize {

@@ -44,7 +44,9 @@ pub enum RouteError {
         "the connection to group {group} broke ({reason}) and the turn may have run; resend the whole conversation"
     )]
     BrokenDelta { group: GroupId, reason: String },
-    #[error("group {group} stopped in the middle of the turn after {frames} frames: {reason}; send the turn again")]
+    #[error(
+        "group {group} stopped in the middle of the turn after {frames} frames: {reason}; send the turn again"
+    )]
     CutShort { group: GroupId, frames: u64, reason: String },
     #[error("this router is shutting down; try again at another one")]
     ShuttingDown,

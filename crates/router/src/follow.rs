@@ -59,11 +59,7 @@ pub(crate) async fn follow(
 }
 
 /// Applies updates until the watch ends, and says why it did.
-async fn drain(
-    mut watch: Watch,
-    view: &View,
-    upstream: &Upstream,
-) -> Option<hawser_placement::StoreError> {
+async fn drain(mut watch: Watch, view: &View, upstream: &Upstream) -> Option<hawser_placement::StoreError> {
     while let Some(update) = watch.next().await {
         match update {
             Ok(update) => {

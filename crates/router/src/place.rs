@@ -107,11 +107,8 @@ impl Placer {
     }
 
     async fn choose(&self, call: &Call, attempts: &Attempts) -> Result<Target, RouteError> {
-        let wanted = Wanted {
-            session: call.session.as_ref(),
-            model: &call.model,
-            excluded: attempts.excluded(),
-        };
+        let wanted =
+            Wanted { session: call.session.as_ref(), model: &call.model, excluded: attempts.excluded() };
         let (To::Owner, Some(session)) = (call.to, &call.session) else {
             return self.view.choose(wanted);
         };

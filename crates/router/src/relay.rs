@@ -21,11 +21,7 @@ use crate::error::RouteError;
 use crate::fleet::InFlight;
 
 /// What is held until a stream ends.
-#[derive(Debug)]
-pub(crate) struct Holds {
-    pub(crate) permit: Permit,
-    pub(crate) in_flight: InFlight,
-}
+pub(crate) type Holds = (Permit, InFlight);
 
 /// When a stream is ended from here.
 pub(crate) struct Ends {
@@ -103,8 +99,8 @@ impl Stream for Relay {
         if let Some(first) = this.first.take() {
             return this.deliver(first);
         }
-        let Some(open) = this.open.as_mut() else { return Poll::Ready(None) };
-        if !this.finished {
+        loop {
+            let Some(open) = this.open.as_mut() else { return Poll::Ready(None) };
             if let Some(deadline) = open.ends.deadline.as_mut()
                 && deadline.as_mut().poll(cx).is_ready()
             {
@@ -113,19 +109,16 @@ impl Stream for Relay {
             if open.ends.cut.as_mut().poll(cx).is_ready() {
                 return this.end(Some(RouteError::ShuttingDown));
             }
-        }
-        match ready!(Pin::new(&mut open.upstream).poll_next(cx)) {
-            Some(Ok(frame)) if !this.finished => this.deliver(frame),
-            // Read to its end, because dropping it earlier would cancel a turn that is done.
-            Some(Ok(_)) => {
-                cx.waker().wake_by_ref();
-                Poll::Pending
-            }
-            Some(Err(error)) => {
-                let error = this.failed(fault(&error));
-                this.end(Some(error))
-            }
-            None => this.end(None),
+            return match ready!(Pin::new(&mut open.upstream).poll_next(cx)) {
+                // Read to its end, because dropping it earlier would cancel a turn that is done.
+                Some(Ok(_)) if this.finished => continue,
+                Some(Ok(frame)) => this.deliver(frame),
+                Some(Err(error)) => {
+                    let error = this.failed(fault(&error));
+                    this.end(Some(error))
+                }
+                None => this.end(None),
+            };
         }
     }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use hawser_common::ErrorCode;
 use hawser_common::group::GroupRecord;
-use hawser_proto::fault::{Fault, Origin};
 use hawser_proto::MAX_MESSAGE_BYTES;
+use hawser_proto::fault::{Fault, Origin};
 use hawser_proto::v1::worker_client::WorkerClient;
 use tonic::transport::{Channel, Endpoint};
 
@@ -42,9 +42,7 @@ impl Upstream {
             }
         };
         let client = WorkerClient::new(channel);
-        Ok(client
-            .max_decoding_message_size(MAX_MESSAGE_BYTES)
-            .max_encoding_message_size(MAX_MESSAGE_BYTES))
+        Ok(client.max_decoding_message_size(MAX_MESSAGE_BYTES).max_encoding_message_size(MAX_MESSAGE_BYTES))
     }
 
     /// Drops channels to groups that are not registered any more. Streams that run on them go on.

@@ -24,7 +24,6 @@ use crate::fleet::{Fleet, Load, Member};
 pub(crate) struct Target {
     pub(crate) owner: Owner,
     pub(crate) address: String,
-    pub(crate) model: String,
     /// The store, or a worker that asked it, says that this group owns the session.
     pub(crate) held: bool,
     pub(crate) load: Arc<Load>,
@@ -35,7 +34,6 @@ impl Target {
         Self {
             owner: member.record.owner(),
             address: member.record.address.clone(),
-            model: member.record.model.clone(),
             held,
             load: Arc::clone(&member.load),
         }

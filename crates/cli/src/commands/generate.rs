@@ -70,7 +70,10 @@ fn read_stdin() -> anyhow::Result<String> {
         bail!("there is no prompt; give one: hawser generate 'Name three rivers.'");
     }
     let mut text = String::new();
-    stdin.take(MAX_STDIN_BYTES).read_to_string(&mut text).context("cannot read the prompt from standard input")?;
+    stdin
+        .take(MAX_STDIN_BYTES)
+        .read_to_string(&mut text)
+        .context("cannot read the prompt from standard input")?;
     if text.trim().is_empty() {
         bail!("the prompt on standard input is empty");
     }

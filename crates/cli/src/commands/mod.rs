@@ -6,9 +6,12 @@ pub mod config;
 pub mod demo;
 pub mod generate;
 pub mod pull;
+pub mod router;
 pub mod serving;
 pub mod speaking;
 pub mod status;
+pub mod up;
+pub mod worker;
 
 use std::future::Future;
 
@@ -23,12 +26,15 @@ use crate::config::{Config, Overrides};
 pub fn run(cli: Cli) -> anyhow::Result<()> {
     let Cli { global, command } = cli;
     let quiet = match &command {
-        
+        Command::Router(_) | Command::Worker(_) => "info",
         _ => "warn",
     };
     let filter = global.log.clone().unwrap_or_else(|| quiet.to_owned());
     telemetry::init(&filter, global.log_format)?;
     match command {
+        Command::Up(options) => block_on(up::run(&global, &options)),
+        Command::Router(options) => block_on(router::run(&global, &options)),
+        Command::Worker(options) => block_on(worker::run(&global, &options)),
         Command::Chat(options) => block_on(chat::run(&global, &options)),
         Command::Generate(options) => block_on(generate::run(&global, &options)),
         Command::Status(options) => block_on(status::run(&global, &options)),

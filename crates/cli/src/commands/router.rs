@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use hawser_common::clock::Clock;
+use hawser_common::tasks::Tasks;
 use hawser_placement::{EmbeddedOptions, EmbeddedStore, Store};
 use hawser_router::Router;
 
@@ -35,11 +36,11 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     let config = Config::load(global, flags)?;
     config.print();
     let clock = Clock::system();
-    let embedded = Arc::new(EmbeddedStore::new(EmbeddedOptions::default(), clock.clone()));
+    let tasks = Tasks::new();
+    let embedded = EmbeddedStore::start(clock.clone(), &tasks, EmbeddedOptions::served());
     let store: Arc<dyn Store> = Arc::<EmbeddedStore>::clone(&embedded);
-    let router = Router::start(config.router.clone(), store, Some(embedded), clock)
-        .await
-        .context("cannot start the router")?;
+    let router =
+        Router::start(&config.router, store, Some(embedded), clock).context("cannot start the router")?;
     line(format!("router listens on http://{}", router.addr()));
     line(format!("add groups with: hawser worker --router http://{} --group NAME", router.addr()));
     stop_signal().await?;
@@ -47,7 +48,10 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     announce_stop(grace);
     // Cancel-safe: the process ends either way.
     tokio::select! {
-        _ = router.shutdown(grace) => line("stopped"),
+        _ = router.shutdown(grace) => {
+            tasks.shutdown(grace).await;
+            line("stopped");
+        }
         again = stop_signal() => again?,
     }
     Ok(())

@@ -36,7 +36,10 @@ pub fn announce_loading(model: &Path, groups: usize) {
 }
 
 pub fn announce_stop(grace: Duration) {
-    line(format!("stopping: running turns have {} to finish (again to stop at once)", crate::console::time(grace)));
+    line(format!(
+        "stopping: running turns have {} to finish (again to stop at once)",
+        crate::console::time(grace)
+    ));
 }
 
 /// Cores of this machine, shared by `groups` that run in one process.

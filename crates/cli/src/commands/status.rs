@@ -116,7 +116,8 @@ fn session(wire: wire::SessionInfo) -> Session {
 
 fn text(status: &Status) -> String {
     if status.groups.is_empty() {
-        return "no worker group is registered; start one with: hawser worker --router URI --group NAME".to_owned();
+        return "no worker group is registered; start one with: hawser worker --router URI --group NAME"
+            .to_owned();
     }
     let (left, right) = (Align::Left, Align::Right);
     let mut groups = Table::new(&[
@@ -138,7 +139,14 @@ fn text(status: &Status) -> String {
             [group.slots_total, group.slots_free, group.slots_idle, group.sessions].map(count).into_iter();
         let load = [u64::from(group.running), u64::from(group.queued), group.epoch].map(|n| n.to_string());
         let names = [group.address.clone(), group.model.clone()];
-        groups.row([group.id.clone(), state.to_owned()].into_iter().chain(numbers).chain(load).chain(names).collect());
+        groups.row(
+            [group.id.clone(), state.to_owned()]
+                .into_iter()
+                .chain(numbers)
+                .chain(load)
+                .chain(names)
+                .collect(),
+        );
     }
     let mut sessions = Table::new(&[
         ("SESSION", left),
@@ -170,10 +178,16 @@ mod tests {
 
     #[test]
     fn tables_show_every_group_and_session() {
-        let capacity = wire::Capacity { slots_total: 40_000, slots_free: 39_000, sessions: 1, ..Default::default() };
+        let capacity =
+            wire::Capacity { slots_total: 40_000, slots_free: 39_000, sessions: 1, ..Default::default() };
         let wire_group = wire::Group { id: "a".into(), capacity: Some(capacity), ..Default::default() };
-        let wire_session =
-            wire::SessionInfo { id: "s-1".into(), turns: 6, tokens: 1_000, idle_ms: 1_500, ..Default::default() };
+        let wire_session = wire::SessionInfo {
+            id: "s-1".into(),
+            turns: 6,
+            tokens: 1_000,
+            idle_ms: 1_500,
+            ..Default::default()
+        };
         let status = Status {
             groups: vec![group(wire_group)],
             sessions: vec![session(wire_session)],

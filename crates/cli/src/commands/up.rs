@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use futures_util::future::{join_all, try_join_all};
 use hawser_common::clock::Clock;
+use hawser_common::tasks::Tasks;
 use hawser_placement::{EmbeddedOptions, EmbeddedStore, Store};
 use hawser_router::{Router, RouterHandle};
 use hawser_worker::{Worker, WorkerHandle, WorkerOptions};
@@ -68,10 +69,10 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     }
     let clock = Clock::system();
     let began = clock.now();
-    let Some((router, groups)) = unless_stopped(Box::pin(start(&config, &clock))).await? else {
+    let Some(parts) = unless_stopped(Box::pin(start(&config, &clock))).await? else {
         return Ok(());
     };
-    let uri = format!("http://{}", router.addr());
+    let uri = format!("http://{}", parts.router.addr());
     line(format!(
         "{} on {uri} {}",
         bold("router listens"),
@@ -79,15 +80,22 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     ));
     try_next(&uri);
     stop_signal().await?;
-    stop(router, groups, Duration::from_secs(config.grace_s)).await
+    stop(parts, Duration::from_secs(config.grace_s)).await
 }
 
-async fn start(config: &Config, clock: &Clock) -> anyhow::Result<(RouterHandle, Vec<WorkerHandle>)> {
-    let embedded = Arc::new(EmbeddedStore::new(EmbeddedOptions::default(), clock.clone()));
+/// Everything that runs.
+struct Parts {
+    router: RouterHandle,
+    groups: Vec<WorkerHandle>,
+    store: Tasks,
+}
+
+async fn start(config: &Config, clock: &Clock) -> anyhow::Result<Parts> {
+    let tasks = Tasks::new();
+    let embedded = EmbeddedStore::start(clock.clone(), &tasks, EmbeddedOptions::default());
     let store: Arc<dyn Store> = Arc::<EmbeddedStore>::clone(&embedded);
     // The router first: its port is what another process may have taken.
-    let router = Router::start(config.router.clone(), Arc::clone(&store), Some(embedded), clock.clone())
-        .await
+    let router = Router::start(&config.router, Arc::clone(&store), Some(embedded), clock.clone())
         .context("cannot start the router")?;
     announce_loading(&config.worker.model, config.groups);
     let names = (0..config.groups).map(|index| group_name(config, index));
@@ -97,7 +105,7 @@ async fn start(config: &Config, clock: &Clock) -> anyhow::Result<(RouterHandle, 
     });
     let groups = try_join_all(starts).await.context("cannot start a worker group")?;
     groups.iter().for_each(announce_ready);
-    Ok((router, groups))
+    Ok(Parts { router, groups, store: tasks })
 }
 
 /// `group-0`, `group-1`, … or the configured name, numbered where there are several.
@@ -119,11 +127,13 @@ fn try_next(uri: &str) {
 }
 
 /// No new turns, running ones finish, then the end. A second signal ends at once.
-async fn stop(router: RouterHandle, groups: Vec<WorkerHandle>, grace: Duration) -> anyhow::Result<()> {
+async fn stop(parts: Parts, grace: Duration) -> anyhow::Result<()> {
+    let Parts { router, groups, store } = parts;
     announce_stop(grace);
     let all = async {
         join_all(groups.into_iter().map(|group| group.shutdown(grace))).await;
         router.shutdown(grace).await;
+        store.shutdown(grace).await;
     };
     // Cancel-safe: the process ends either way.
     tokio::select! {

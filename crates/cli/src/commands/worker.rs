@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use hawser_client::Client;
 use hawser_common::clock::Clock;
 use hawser_placement::Store;
 use hawser_worker::{RemoteStore, Worker, WorkerHandle};
@@ -63,7 +64,12 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
         return Ok(());
     };
     announce_ready(&group);
-    line(format!("group {} serves at http://{} and has joined {}", group.group(), group.addr(), config.server));
+    line(format!(
+        "group {} serves at http://{} and has joined {}",
+        group.group(),
+        group.addr(),
+        config.server
+    ));
     stop_signal().await?;
     let grace = Duration::from_secs(config.grace_s);
     announce_stop(grace);
@@ -76,9 +82,10 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
 }
 
 async fn start(config: &Config) -> anyhow::Result<WorkerHandle> {
-    let uri = &config.server;
-    let advice = || format!("cannot join the router at {uri}; start one with `hawser router`, or name it with --router");
-    let store: Arc<dyn Store> = Arc::new(RemoteStore::connect(uri).await.with_context(advice)?);
+    let advice = "cannot join a router; start one with `hawser router`, or name it with --router";
+    // Asked before the model is loaded: the store itself connects only when it is used.
+    let router = Client::connect(&config.server).await.context(advice)?;
+    let store: Arc<dyn Store> = Arc::new(RemoteStore::new(router.uri()).context(advice)?);
     announce_loading(&config.worker.model, 1);
     let started = Worker::start(config.worker.clone(), store, Clock::system()).await;
     started.with_context(|| format!("cannot start group {}", config.worker.group))
@@ -87,7 +94,8 @@ async fn start(config: &Config) -> anyhow::Result<WorkerHandle> {
 /// What was loaded and what the group has.
 pub fn announce_ready(group: &WorkerHandle) {
     let report = group.report();
-    let threads = if report.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", report.threads) };
+    let threads =
+        if report.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", report.threads) };
     line(format!(
         "  {}: {} ({}) loaded in {}; {threads}; KV pool of {} tokens ({}); context {}",
         group.group(),

@@ -36,8 +36,8 @@ pub(super) struct Block<'a, F: RowFormat> {
     pub(super) keys: usize,
     /// D'
     pub(super) dim: usize,
-    /// The next block, as far as it is known: its keys are prefetched.
-    pub(super) next: Ahead<'a, F::Item>,
+    /// The next block's rows, as far as they are known.
+    pub(super) next: &'a [usize],
     /// Room for `[SUB_BLOCK][D']`.
     pub(super) packed: *mut f32,
 }
@@ -104,7 +104,7 @@ struct Tile<'a, F: RowFormat, P, const N: usize> {
     first: usize,
     key: usize,
     rows: &'a Rows<'a, F>,
-    ahead: &'a Ahead<'a, F::Item>,
+    ahead: &'a Ahead<'a>,
     pass: PhantomData<P>,
 }
 
@@ -146,12 +146,12 @@ unsafe fn pass<S: Simd, F: RowFormat, P: Pass>(
     for start in (0..block.keys).step_by(SUB_BLOCK) {
         let end = (start + SUB_BLOCK).min(block.keys);
         let reach = |keys: usize| if P::VALUES { start + keys } else { (start + keys).next_multiple_of(4) };
-        // While keys are read, their values are fetched; while values are read, the next block's keys.
-        let ahead = if P::VALUES {
-            let at = block.next.at.get(start..).unwrap_or(&[]);
-            Ahead { at: &at[..at.len().min(SUB_BLOCK)], ..block.next }
-        } else {
-            Ahead { base: base.wrapping_add(block.dim), at: &block.at[start..end], bytes: block.next.bytes }
+        // While keys are read their values are fetched, while values are read the next block's keys.
+        let ahead = Ahead {
+            base: if P::VALUES { block.base.cast() } else { base.wrapping_add(block.dim).cast() },
+            at: if P::VALUES { block.next.get(start..).unwrap_or(&[]) } else { &block.at[start..end] },
+            item_bytes: size_of::<F::Item>(),
+            row_bytes: block.dim * size_of::<F::Item>(),
         };
         let whole = end.saturating_sub(visible).min(rows);
         let first = (start + 1).saturating_sub(visible).min(whole);
@@ -167,10 +167,9 @@ unsafe fn pass<S: Simd, F: RowFormat, P: Pass>(
             }
             if packs {
                 s.call(Pack { rows: &full, ahead: &ahead, to: block.packed });
-                let base = block.packed.cast_const();
-                let none = Ahead { base, at: &[], bytes: 0 };
-                let rows = Rows { base, at: &packed[..full.at.len()], dim: block.dim };
-                tiles::<S, F32, P>(s, queries, (together, start), &rows, &none);
+                let at = &packed[..full.at.len()];
+                let rows = Rows { base: block.packed.cast_const(), at, dim: block.dim };
+                tiles::<S, F32, P>(s, queries, (together, start), &rows, &Ahead::NOTHING);
             } else {
                 tiles::<S, F, P>(s, queries, (together, start), &full, &ahead);
             }
@@ -188,23 +187,22 @@ unsafe fn tiles<S: Simd, F: RowFormat, P: Pass>(
     queries: &Queries,
     (range, key): (Range<usize>, usize),
     rows: &Rows<'_, F>,
-    ahead: &Ahead<'_, F::Item>,
+    ahead: &Ahead<'_>,
 ) {
     let mut left = range.len().div_ceil(S::QUERIES);
     let mut at = range.start;
-    let mut ahead = *ahead;
     // SAFETY: the caller's promise; tiles cover the range.
     unsafe {
         while left > 0 {
             // Even tiles: four queries in registers for three are two and two.
             let n = (range.end - at).div_ceil(left);
+            let ahead = if at == range.start { ahead } else { &Ahead::NOTHING };
             match n {
-                1 => tile::<S, F, P, 1>(s, queries, (at, key), rows, &ahead),
-                2 => tile::<S, F, P, 2>(s, queries, (at, key), rows, &ahead),
-                3 => tile::<S, F, P, 3>(s, queries, (at, key), rows, &ahead),
-                _ => tile::<S, F, P, 4>(s, queries, (at, key), rows, &ahead),
+                1 => tile::<S, F, P, 1>(s, queries, (at, key), rows, ahead),
+                2 => tile::<S, F, P, 2>(s, queries, (at, key), rows, ahead),
+                3 => tile::<S, F, P, 3>(s, queries, (at, key), rows, ahead),
+                _ => tile::<S, F, P, 4>(s, queries, (at, key), rows, ahead),
             }
-            ahead.at = &[];
             at += n;
             left -= 1;
         }
@@ -221,7 +219,7 @@ unsafe fn tile<S: Simd, F: RowFormat, P: Pass, const N: usize>(
     queries: &Queries,
     (first, key): (usize, usize),
     rows: &Rows<'_, F>,
-    ahead: &Ahead<'_, F::Item>,
+    ahead: &Ahead<'_>,
 ) {
     // More queries than the registers hold never come: that code need not exist.
     if N <= S::QUERIES {
@@ -233,7 +231,7 @@ unsafe fn tile<S: Simd, F: RowFormat, P: Pass, const N: usize>(
 /// for as many rows of D'.
 struct Pack<'a, F: RowFormat> {
     rows: &'a Rows<'a, F>,
-    ahead: &'a Ahead<'a, F::Item>,
+    ahead: &'a Ahead<'a>,
     to: *mut f32,
 }
 

@@ -1,5 +1,6 @@
 //! The innermost loops. Each number has one order of operations, which does not depend on how many queries or keys
 //! are worked on at once.
+#![allow(clippy::needless_range_loop, reason = "indexes of arrays that are registers, several arrays at once")]
 
 use super::BLOCK;
 use super::scratch::{maximum_at, state_len, weight_at};
@@ -15,28 +16,34 @@ pub(super) struct Rows<'a, F: RowFormat> {
     pub(super) dim: usize,
 }
 
-/// Rows that will be needed soon.
+/// Keys or values that will be needed soon: each is asked for while the row of the same number is worked on, so that
+/// memory is busy all the time.
 #[derive(Clone, Copy)]
-pub(super) struct Ahead<'a, T> {
-    pub(super) base: *const T,
+pub(super) struct Ahead<'a> {
+    /// Of one item of `item_bytes`, to which the offsets are relative.
+    pub(super) base: *const u8,
     pub(super) at: &'a [usize],
-    /// Bytes of a row.
-    pub(super) bytes: usize,
+    pub(super) item_bytes: usize,
+    /// Bytes of a key or a value.
+    pub(super) row_bytes: usize,
 }
 
 const CACHE_LINE: usize = 64;
 
-impl<T> Ahead<'_, T> {
+impl Ahead<'_> {
+    /// Nothing to fetch.
+    pub(super) const NOTHING: Self = Self { base: std::ptr::null(), at: &[], item_bytes: 0, row_bytes: 0 };
+
     /// Asks for row `i`, if there is one.
     #[inline(always)]
     pub(super) fn fetch<S: Simd>(&self, s: S, i: usize) {
-        if let Some(&offset) = self.at.get(i) {
-            let row = self.base.wrapping_add(offset).cast::<u8>();
-            let mut byte = 0;
-            while byte < self.bytes {
-                s.prefetch(row.wrapping_add(byte));
-                byte += CACHE_LINE;
-            }
+        let Some(&row) = self.at.get(i) else { return };
+        let row = self.base.wrapping_add(row * self.item_bytes);
+        s.prefetch(row);
+        let mut byte = CACHE_LINE;
+        while byte < self.row_bytes {
+            s.prefetch(row.wrapping_add(byte));
+            byte += CACHE_LINE;
         }
     }
 }
@@ -51,7 +58,7 @@ pub(super) unsafe fn scores<S: Simd, F: RowFormat, const N: usize, const K: usiz
     s: S,
     q: *const f32,
     keys: &Rows<'_, F>,
-    ahead: &Ahead<'_, F::Item>,
+    ahead: &Ahead<'_>,
     scores: *mut f32,
 ) {
     const { assert!(K == 2 || K == 4) };
@@ -60,20 +67,21 @@ pub(super) unsafe fn scores<S: Simd, F: RowFormat, const N: usize, const K: usiz
         let mut sums = [[zero; K]; N];
         // SAFETY: see above.
         unsafe {
-            let key: [*const F::Item; K] = std::array::from_fn(|k| keys.base.add(*keys.at.get_unchecked(j + k)));
-            let mut d = 0;
-            while d < keys.dim {
-                let mut query = [zero; N];
-                for i in 0..N {
-                    query[i] = s.load(q.add(i * keys.dim + d));
-                }
-                for k in 0..K {
-                    let key = F::load(s, key[k].add(d));
+            let key: [*const F::Item; K] =
+                std::array::from_fn(|k| keys.base.add(*keys.at.get_unchecked(j + k)));
+            for d in (0..keys.dim).step_by(MAX_LANES) {
+                for d in (d..d + MAX_LANES).step_by(S::LANES) {
+                    let mut query = [zero; N];
                     for i in 0..N {
-                        sums[i][k] = s.fma(query[i], key, sums[i][k]);
+                        query[i] = s.load(q.add(i * keys.dim + d));
+                    }
+                    for k in 0..K {
+                        let key = F::load(s, key[k].add(d));
+                        for i in 0..N {
+                            sums[i][k] = s.fma(query[i], key, sums[i][k]);
+                        }
                     }
                 }
-                d += S::LANES;
             }
             let at = |i: usize| scores.add(i * BLOCK + j);
             if K == 4 {
@@ -106,19 +114,22 @@ pub(super) unsafe fn accumulate<S: Simd, F: RowFormat, const N: usize>(
     s: S,
     weights: *const f32,
     values: &Rows<'_, F>,
-    ahead: &Ahead<'_, F::Item>,
+    ahead: &Ahead<'_>,
     states: *mut f32,
 ) {
-    let none = Ahead { at: &[], ..*ahead };
     let mut d = 0;
     // SAFETY: see above; D' is a multiple of MAX_LANES, so columns stay below it.
     unsafe {
-        while d + 4 * S::LANES <= values.dim {
-            columns::<S, F, N, 4>(s, weights, values, if d == 0 { ahead } else { &none }, (states, d));
-            d += 4 * S::LANES;
+        // Columns at once: as many as the registers hold beside a conversion.
+        if !F::CONVERTS || S::LANES == MAX_LANES {
+            while d + 4 * S::LANES <= values.dim {
+                let ahead = if d == 0 { ahead } else { &Ahead::NOTHING };
+                columns::<S, F, N, 4>(s, weights, values, ahead, (states, d));
+                d += 4 * S::LANES;
+            }
         }
         while d < values.dim {
-            let ahead = if d == 0 { ahead } else { &none };
+            let ahead = if d == 0 { ahead } else { &Ahead::NOTHING };
             if S::LANES == MAX_LANES {
                 columns::<S, F, N, 1>(s, weights, values, ahead, (states, d));
             } else {
@@ -138,7 +149,7 @@ unsafe fn columns<S: Simd, F: RowFormat, const N: usize, const C: usize>(
     s: S,
     weights: *const f32,
     values: &Rows<'_, F>,
-    ahead: &Ahead<'_, F::Item>,
+    ahead: &Ahead<'_>,
     (states, d): (*mut f32, usize),
 ) {
     let stride = state_len(values.dim);

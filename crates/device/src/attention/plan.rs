@@ -48,7 +48,7 @@ pub(super) struct Plan {
     splits: Vec<Split>,
     claimed: AtomicUsize,
     partials: usize,
-    most_rows: usize,
+    most_queries: usize,
 }
 
 impl Plan {
@@ -57,7 +57,7 @@ impl Plan {
         self.splits.clear();
         *self.claimed.get_mut() = 0;
         self.partials = 0;
-        self.most_rows = 0;
+        self.most_queries = 0;
         // Tiles are the longest units, so they come first.
         for (index, span) in call.spans.iter().enumerate() {
             if span.rows.len() >= LEAST_TILED_ROWS {
@@ -78,7 +78,7 @@ impl Plan {
         let tiles_wanted = (UNITS_PER_THREAD * threads).div_ceil(kv_heads);
         let most = (MOST_TILE_QUERIES / call.group()).max(LEAST_TILED_ROWS);
         let tile = rows.div_ceil(tiles_wanted).clamp(LEAST_TILED_ROWS, most);
-        self.most_rows = self.most_rows.max(tile);
+        self.most_queries = self.most_queries.max(tile * call.group());
         // Later rows see more keys: longest first.
         for tile in (0..rows.div_ceil(tile)).rev().map(|i| i * tile..((i + 1) * tile).min(rows)) {
             let blocks = 0..(span.context.len() + tile.end).div_ceil(BLOCK);
@@ -94,18 +94,19 @@ impl Plan {
         let kv_heads = call.kv.shape().kv_heads;
         let rows = span.rows.len();
         let blocks = (span.context.len() + rows).div_ceil(BLOCK);
-        self.most_rows = self.most_rows.max(rows);
+        let queries = rows * call.group();
+        self.most_queries = self.most_queries.max(queries);
         let first_split = self.splits.len();
         for _ in 0..kv_heads {
             let pending = AtomicUsize::new(blocks);
             self.splits.push(Split { first_state: self.partials, blocks, pending });
-            self.partials += blocks * rows * call.group();
+            self.partials += blocks * queries;
         }
         // KV heads of one block follow each other: their rows are neighbours in memory.
         for block in 0..blocks {
             for kv_head in 0..kv_heads {
-                let split = Some(first_split + kv_head);
-                self.units.push(Unit { span: index, rows: 0..rows, kv_head, blocks: block..block + 1, split });
+                let (blocks, split) = (block..block + 1, Some(first_split + kv_head));
+                self.units.push(Unit { span: index, rows: 0..rows, kv_head, blocks, split });
             }
         }
     }
@@ -124,8 +125,8 @@ impl Plan {
         self.partials
     }
 
-    /// Rows of the largest unit.
-    pub(super) fn most_rows(&self) -> usize {
-        self.most_rows
+    /// Query vectors of the largest unit.
+    pub(super) fn most_queries(&self) -> usize {
+        self.most_queries
     }
 }

@@ -15,14 +15,13 @@ pub struct AttendScratch {
 impl AttendScratch {
     pub(super) fn prepare(&mut self, call: &AttendCall<'_>, threads: usize) {
         self.plan.make(call, threads);
-        let group = call.group();
         let dim = call.kv.shape().padded_dim();
         let state = state_len(dim);
         self.partials.grow(self.plan.partials() * state);
         if self.workspaces.len() < threads {
             self.workspaces.resize_with(threads, Workspace::default);
         }
-        let queries = self.plan.most_rows() * group;
+        let queries = self.plan.most_queries();
         for workspace in &mut self.workspaces {
             workspace.queries.grow(queries * dim);
             workspace.scores.grow(queries * BLOCK);

@@ -12,8 +12,8 @@ use super::*;
 use crate::kv::{KvShape, RowType};
 
 mod bits;
-mod dense;
 mod dead;
+mod dense;
 
 pub(super) const LAYER: usize = 1;
 
@@ -64,7 +64,8 @@ impl Case {
         let mut kv = KvRows::new(shape, rows).unwrap();
         kv.write(LAYER, &slots, &keys, &values);
         let context = positions - sizes.rows;
-        let live = (0..positions).map(|p| p >= context || rng.random_range(0..100) < sizes.live_percent).collect();
+        let live =
+            (0..positions).map(|p| p >= context || rng.random_range(0..100) < sizes.live_percent).collect();
         Self { sizes, rng, kv, keys, values, q, slots, live }
     }
 
@@ -88,7 +89,8 @@ impl Case {
         for &rows in chunks {
             let position = self.sizes.positions - self.sizes.rows + first;
             let context = self.live_before(position);
-            let spans = [Span { rows: 0..rows, context: &context, own: &self.slots[position..position + rows] }];
+            let spans =
+                [Span { rows: 0..rows, context: &context, own: &self.slots[position..position + rows] }];
             let range = first * row..(first + rows) * row;
             let call = self.call(&spans, &self.q[range.clone()], isa);
             attend(&threads, &call, &mut out[range], &mut scratch);

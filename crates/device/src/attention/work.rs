@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::block::{Block, Queries, packed_offsets, run};
-use super::inner::{Ahead, merge, normalise};
+use super::block::{Block, PackedOffsets, Queries, packed_offsets, run};
+use super::inner::{merge, normalise};
 use super::plan::{Plan, Unit};
 use super::scratch::{Offsets, Workspace, state_len, weight_at};
 use super::{AttendCall, BLOCK};
@@ -50,9 +50,14 @@ impl Job<'_> {
         to.pad();
     }
 
+    /// Query vectors of a unit.
+    fn queries(&self, unit: &Unit) -> usize {
+        unit.rows.len() * self.call.group()
+    }
+
     /// Where the states of a unit that computes part of a split go.
     fn part(&self, unit: &Unit, split: usize) -> Range<usize> {
-        let states = unit.rows.len() * self.call.group();
+        let states = self.queries(unit);
         let state = state_len(self.call.kv.shape().padded_dim());
         let first = self.plan.splits()[split].first_state + unit.blocks.start * states;
         first * state..(first + states) * state
@@ -112,11 +117,10 @@ fn load_queries<S: Simd>(s: S, job: &Job<'_>, unit: &Unit, workspace: &mut Works
     let (head_dim, dim, group) = (kv.shape().head_dim, kv.shape().padded_dim(), job.call.group());
     let first_row = job.call.spans[unit.span].rows.start;
     let scale = std::f32::consts::LOG2_E / (head_dim as f32).sqrt();
-    let to = workspace.queries.floats_mut();
-    for (i, row) in unit.rows.clone().enumerate() {
+    let mut to = workspace.queries.floats_mut().chunks_exact_mut(dim);
+    for row in unit.rows.clone() {
         let from = ((first_row + row) * heads + unit.kv_head * group) * head_dim;
-        let heads = q[from..from + group * head_dim].chunks_exact(head_dim);
-        for (query, to) in heads.zip(to[i * group * dim..].chunks_exact_mut(dim)) {
+        for (query, to) in q[from..from + group * head_dim].chunks_exact(head_dim).zip(&mut to) {
             to[..head_dim].copy_from_slice(query);
             to[head_dim..].fill(0.0);
             for part in to.chunks_exact_mut(S::LANES) {
@@ -134,51 +138,46 @@ fn one_block<S: Simd, F: RowFormat>(
     job: &Job<'_>,
     rows: &[F::Item],
     (unit, block): (&Unit, usize),
-    (workspace, packed): (&mut Workspace, &super::block::PackedOffsets),
+    (workspace, packed): (&mut Workspace, &PackedOffsets),
 ) {
     let Workspace { queries, scores, block: states, running, packed: room, now, next } = workspace;
-    let (dim, group) = (job.call.kv.shape().padded_dim(), job.call.group());
-    let keys = job.keys(unit, block);
-    // The unit's first row sees this many keys of the whole live list; rows that end before this block sit it out.
-    let live = job.call.spans[unit.span].context.len() + unit.rows.start + 1;
-    let skipped = (keys.start + 1).saturating_sub(live);
-    let counted = (unit.rows.len() - skipped) * group;
-    let state = state_len(dim);
-    let len = unit.rows.len() * group * state;
+    let shape = job.call.kv.shape();
+    let (dim, group, state) = (shape.padded_dim(), job.call.group(), state_len(shape.padded_dim()));
+    let len = job.queries(unit) * state;
     let target = match unit.split {
         // SAFETY: this unit's own part of the partials; they are merged after all parts have ended.
         Some(split) => unsafe { job.partials.slice(job.part(unit, split)) },
         None if block == unit.blocks.start => &mut running.floats_mut()[..len],
         None => &mut states.floats_mut()[..len],
     };
-    for unseen in target.chunks_exact_mut(state).take(skipped * group) {
-        unseen[weight_at(dim)] = 0.0;
-    }
+    // The unit's first row sees this many keys of the whole live list; rows that end before this block sit it out.
+    let start = block * BLOCK;
+    let live = job.call.spans[unit.span].context.len() + unit.rows.start + 1;
+    let skipped = (start + 1).saturating_sub(live);
+    let counted = unit.rows.len() - skipped;
+    let (unseen, counted_states) = target.split_at_mut(skipped * group * state);
+    unseen.chunks_exact_mut(state).for_each(|state| state[weight_at(dim)] = 0.0);
     let queries = Queries {
-        at: queries.floats_mut()[skipped * group * dim..][..counted * dim].as_ptr(),
-        rows: unit.rows.len() - skipped,
+        at: queries.floats_mut()[skipped * group * dim..].as_ptr(),
+        rows: counted,
         group,
-        visible: live + skipped - keys.start,
-        scores: scores.floats_mut()[..counted * BLOCK].as_mut_ptr(),
-        states: target[skipped * group * state..].as_mut_ptr(),
+        visible: live + skipped - start,
+        scores: scores.floats_mut()[..counted * group * BLOCK].as_mut_ptr(),
+        states: counted_states.as_mut_ptr(),
     };
-    let block_rows = Block::<F> {
+    let rows_of_block = Block::<F> {
         base: rows.as_ptr(),
         at: now.padded(),
         keys: now.keys(),
         dim,
-        next: Ahead { base: rows.as_ptr(), at: next.padded(), bytes: dim * size_of::<F::Item>() },
+        next: next.padded(),
         packed: room.floats_mut().as_mut_ptr(),
     };
     // SAFETY: the slices above have the shapes that the kernel asks for; `gather` has checked every slot, so every
-    // offset lies 2 D' items before the end of the layer; every counted row sees at least one key.
-    unsafe { run::<S, F>(s, &queries, &block_rows, packed) };
+    // offset lies a key and a value before the end of the layer; every counted row sees at least one key.
+    unsafe { run::<S, F>(s, &queries, &rows_of_block, packed) };
     if unit.split.is_none() && block != unit.blocks.start {
-        let running = running.floats_mut()[..len].chunks_exact_mut(state);
-        for (running, block) in running.zip(states.floats_mut()[..len].chunks_exact(state)) {
-            // SAFETY: both are states of D'.
-            unsafe { merge(s, running.as_mut_ptr(), block.as_ptr(), dim) };
-        }
+        merge_all(s, dim, &mut running.floats_mut()[..len], &states.floats_mut()[..len]);
     }
 }
 
@@ -190,19 +189,25 @@ fn end_part<S: Simd>(s: S, job: &Job<'_>, unit: &Unit, index: usize) {
         return;
     }
     let dim = job.call.kv.shape().padded_dim();
-    let states = unit.rows.len() * job.call.group() * state_len(dim);
+    let len = job.queries(unit) * state_len(dim);
     let first = split.first_state * state_len(dim);
     // SAFETY: all parts have ended, and only the last unit to end comes here.
-    let all = unsafe { job.partials.slice(first..first + split.blocks * states) };
-    let (running, later) = all.split_at_mut(states);
-    for block in later.chunks_exact(states) {
-        let pairs = running.chunks_exact_mut(state_len(dim)).zip(block.chunks_exact(state_len(dim)));
-        for (running, block) in pairs {
-            // SAFETY: both are states of D'.
-            unsafe { merge(s, running.as_mut_ptr(), block.as_ptr(), dim) };
-        }
+    let all = unsafe { job.partials.slice(first..first + split.blocks * len) };
+    let (running, later) = all.split_at_mut(len);
+    for block in later.chunks_exact(len) {
+        merge_all(s, dim, running, block);
     }
     finish(s, job, unit, running);
+}
+
+/// Merges the states of a later block into `running`, query by query.
+#[inline(always)]
+fn merge_all<S: Simd>(s: S, dim: usize, running: &mut [f32], later: &[f32]) {
+    let pairs = running.chunks_exact_mut(state_len(dim)).zip(later.chunks_exact(state_len(dim)));
+    for (running, later) in pairs {
+        // SAFETY: both are states of D'.
+        unsafe { merge(s, running.as_mut_ptr(), later.as_ptr(), dim) };
+    }
 }
 
 /// Writes a unit's rows to the output.

@@ -49,7 +49,9 @@ fn writing_a_slot_clears_what_its_padding_held() {
         kv.write(0, &[SlotId(1)], &[1.0; 5], &[2.0; 5]);
         let padding_is_zero = match kv.layer(0) {
             Layer::F32(items) => items[37..48].iter().chain(&items[53..64]).all(|&x| x == 0.0),
-            Layer::F16(items) | Layer::Bf16(items) => items[37..48].iter().chain(&items[53..64]).all(|&x| x == 0),
+            Layer::F16(items) | Layer::Bf16(items) => {
+                items[37..48].iter().chain(&items[53..64]).all(|&x| x == 0)
+            }
         };
         assert!(padding_is_zero, "{rows:?}");
     }
@@ -58,7 +60,8 @@ fn writing_a_slot_clears_what_its_padding_held() {
 #[test]
 #[should_panic(expected = "the dead slot is never written")]
 fn the_dead_slot_is_never_written() {
-    let mut kv = KvRows::new(KvShape { layers: 1, slots: 2, kv_heads: 1, head_dim: 1 }, RowType::F32).unwrap();
+    let mut kv =
+        KvRows::new(KvShape { layers: 1, slots: 2, kv_heads: 1, head_dim: 1 }, RowType::F32).unwrap();
     kv.write(0, &[SlotId(1), SlotId::DEAD], &[0.0; 2], &[0.0; 2]);
 }
 

@@ -26,7 +26,10 @@ fn pin(mut value: __m256) -> __m256 {
     value
 }
 
-#[allow(clippy::undocumented_unsafe_blocks, reason = "each passes on the trait's contract: features and pointers")]
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "each passes on the trait's contract: features and pointers"
+)]
 impl Lanes for Avx2 {
     const LANES: usize = 8;
     type Bytes = __m256i;

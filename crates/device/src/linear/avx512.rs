@@ -26,7 +26,10 @@ fn pin(mut value: __m512) -> __m512 {
     value
 }
 
-#[allow(clippy::undocumented_unsafe_blocks, reason = "each passes on the trait's contract: features and pointers")]
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "each passes on the trait's contract: features and pointers"
+)]
 impl Lanes for Avx512 {
     const LANES: usize = 16;
     type Bytes = __m512i;

@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 
 use super::lanes::Lanes;
-use super::pack::TileLayout;
+use super::pack::{PAIR, TileLayout};
 use super::product::Strip;
 
 const RUN: usize = 32;
@@ -60,30 +60,29 @@ pub(super) struct Floats<'a, E> {
 
 impl<S: Lanes, E: Element<S>> Strip<S> for Floats<'_, E> {
     #[inline(always)]
-    unsafe fn strip<const T: usize, const M: usize>(
+    unsafe fn strip<const M: usize>(
         &self,
-        tiles: [*const u8; T],
+        tiles: [*const u8; PAIR],
         row: usize,
         _ahead: usize,
-    ) -> [[S::Floats; M]; T] {
+        acc: &mut [[S::Floats; M]; PAIR],
+    ) {
         let cols = self.layout.blocks;
         let x = &self.x[row * cols..][..M * cols];
         // SAFETY: the caller promises the tiles and the features; columns stay below `cols`.
         unsafe {
-            let mut acc = [[S::zero(); M]; T];
             for start in (0..cols).step_by(RUN) {
                 let end = cols.min(start + RUN);
-                let mut run = [[S::zero(); M]; T];
+                let mut run = [[S::zero(); M]; PAIR];
                 for col in start..end {
-                    fma_column::<S, E, T, M>(tiles, x, col, &mut run);
+                    fma_column::<S, E, M>(tiles, x, col, &mut run);
                 }
-                for tile in 0..T {
+                for tile in 0..PAIR {
                     for row in 0..M {
                         acc[tile][row] = S::add(acc[tile][row], run[tile][row]);
                     }
                 }
             }
-            acc
         }
     }
 }
@@ -91,11 +90,11 @@ impl<S: Lanes, E: Element<S>> Strip<S> for Floats<'_, E> {
 /// # Safety
 /// As [`Strip::strip`]; `x` holds M rows, and `col` is a column of theirs.
 #[inline(always)]
-unsafe fn fma_column<S: Lanes, E: Element<S>, const T: usize, const M: usize>(
-    tiles: [*const u8; T],
+unsafe fn fma_column<S: Lanes, E: Element<S>, const M: usize>(
+    tiles: [*const u8; PAIR],
     x: &[f32],
     col: usize,
-    acc: &mut [[S::Floats; M]; T],
+    acc: &mut [[S::Floats; M]; PAIR],
 ) {
     let cols = x.len() / M;
     // SAFETY: the caller's promise.
@@ -103,8 +102,8 @@ unsafe fn fma_column<S: Lanes, E: Element<S>, const T: usize, const M: usize>(
         let weights = tiles.map(|tile| E::load(tile.add(col * S::LANES * E::BYTES)));
         for row in 0..M {
             let x = S::splat(*x.get_unchecked(row * cols + col));
-            for tile in 0..T {
-                acc[tile][row] = S::fma(weights[tile], x, acc[tile][row]);
+            for (acc, weights) in acc.iter_mut().zip(weights) {
+                acc[row] = S::fma(weights, x, acc[row]);
             }
         }
     }

@@ -117,7 +117,8 @@ impl<'a> RawMatrix<'a> {
         let Self { format, cols, data, .. } = *self;
         let bad_cols = LinearError::Cols { cols, format: format.name(), block: format.block_items() };
         let row_bytes = format.row_bytes(cols).filter(|&bytes| bytes > 0).ok_or(bad_cols)?;
-        let expected = row_bytes.checked_mul(self.rows).ok_or(LinearError::TooLarge { rows: self.rows, cols })?;
+        let expected =
+            row_bytes.checked_mul(self.rows).ok_or(LinearError::TooLarge { rows: self.rows, cols })?;
         if data.len() != expected {
             return Err(LinearError::DataSize { rows: self.rows, cols, expected, found: data.len() });
         }
@@ -145,7 +146,9 @@ pub enum LinearError {
     Cols { cols: usize, format: &'static str, block: usize },
     #[error("{rows} x {cols} weights do not fit the address space: the checkpoint is corrupt")]
     TooLarge { rows: usize, cols: usize },
-    #[error("{rows} x {cols} weights take {expected} bytes, but {found} are there: download the checkpoint again")]
+    #[error(
+        "{rows} x {cols} weights take {expected} bytes, but {found} are there: download the checkpoint again"
+    )]
     DataSize { rows: usize, cols: usize, expected: usize, found: usize },
     #[error("row {row} was asked for, but the matrix has {rows}")]
     RowOrder { row: u32, rows: usize },

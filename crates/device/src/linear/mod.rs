@@ -28,6 +28,7 @@ pub use format::{Format, LinearError, RawMatrix};
 pub use pack::PackedMatrix;
 
 use crate::threads::{SharedMut, Threads, split};
+use pack::PAIR;
 use product::{Inputs, Product};
 
 /// What becomes of the old contents of an output.
@@ -61,10 +62,9 @@ pub fn matmul(
         Inputs::Floats(x)
     };
     let product = Product { weights: w, inputs, m, out: SharedMut::new(out), write };
-    let align = product.tiles_per_line();
     threads.run(&|index| {
-        let tiles = split(w.tiles(), threads.count(), index, align);
-        // SAFETY: `split` gives each part its own tiles.
+        let tiles = split(w.tiles(), threads.count(), index, PAIR);
+        // SAFETY: `split` gives each part its own pairs of tiles.
         unsafe { w.kernel.run(&product, tiles) };
     });
 }

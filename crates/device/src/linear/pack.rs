@@ -3,7 +3,7 @@
 //!
 //! A tile of a quantised matrix is `[block][scale][lane]` half precision scales, padded to a cache line, then
 //! `[block][group][lane][4]` quants, bytes as in the file. A tile of floats is `[column][lane]`. Rows that only fill
-//! up the last tile are zero. Owns the layout; never changes a value.
+//! up the last pair of tiles are zero. Owns the layout; never changes a value.
 
 use half::{bf16, f16};
 
@@ -14,6 +14,9 @@ use crate::memory::HugeVec;
 
 /// Sections of a tile start on cache lines.
 const LINE: usize = 64;
+/// Tiles that are computed together: matrices have whole pairs. The outputs of a pair fill cache lines, so threads
+/// that take pairs never write to the same line of an output row.
+pub(super) const PAIR: usize = 2;
 
 /// Sizes of a tile in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +85,8 @@ impl PackedMatrix {
         let lanes = kernel.lanes();
         let too_large = || LinearError::TooLarge { rows, cols };
         let layout = TileLayout::new(format, lanes, cols).ok_or_else(too_large)?;
-        let bytes = rows.div_ceil(lanes).checked_mul(layout.tile_bytes).ok_or_else(too_large)?;
+        let tiles = rows.div_ceil(lanes).next_multiple_of(PAIR);
+        let bytes = tiles.checked_mul(layout.tile_bytes).ok_or_else(too_large)?;
         let mut data = HugeVec::zeroed(bytes)?;
         for (tile, rows) in data.chunks_exact_mut(layout.tile_bytes).zip(sources.chunks(lanes)) {
             for (lane, row) in rows.iter().enumerate() {
@@ -116,7 +120,7 @@ impl PackedMatrix {
     }
 
     pub(super) fn tiles(&self) -> usize {
-        self.rows.div_ceil(self.layout.lanes)
+        self.rows.div_ceil(self.layout.lanes).next_multiple_of(PAIR)
     }
 
     /// Writes the weights of `row` to `out` (`cols` of them), exactly: embedding lookup.

@@ -11,7 +11,7 @@ use super::activations::Block;
 use super::floats::{self, Floats};
 use super::format::Format;
 use super::lanes::Lanes;
-use super::pack::PackedMatrix;
+use super::pack::{PAIR, PackedMatrix};
 use super::quantised::{self, Quantised};
 use crate::threads::SharedMut;
 
@@ -20,11 +20,11 @@ const GROUP_BYTES: usize = 16 << 10;
 /// Activation rows of a panel take about this much: a quarter of a small second-level cache.
 const PANEL_BYTES: usize = 128 << 10;
 /// Rows of a strip at most; panels are whole strips.
-const STRIP_ROWS: usize = 8;
+const STRIP_ROWS: usize = 4;
 /// How far ahead of its use a small batch asks for weights, at most.
 const MAX_AHEAD: usize = 8 << 10;
-/// Outputs that share a cache line: threads and groups do not split them.
-const LINE_ITEMS: usize = 16;
+/// The widest vector.
+const MAX_LANES: usize = 16;
 
 /// Activation rows, one after the other.
 #[derive(Clone, Copy)]
@@ -43,11 +43,6 @@ pub(super) struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// Tiles whose outputs share a cache line.
-    pub(super) fn tiles_per_line(&self) -> usize {
-        (LINE_ITEMS / self.weights.layout.lanes).max(1)
-    }
-
     /// Bytes of an activation row.
     fn row_bytes(&self) -> usize {
         match self.inputs {
@@ -59,22 +54,25 @@ impl Product<'_> {
 
 /// Activation rows that can be multiplied with a tile.
 pub(super) trait Strip<S: Lanes> {
-    /// Outputs of rows `row..row + M`, a lane per row of each tile.
+    /// Adds to `acc` the products of rows `row..row + M` with each tile, a lane per row of the tile. Asks for weights
+    /// `ahead` bytes before they are needed, unless that is zero.
     ///
     /// # Safety
     /// `tiles` are of the layout that the rows were made for, and the CPU has the features of `S`.
-    unsafe fn strip<const T: usize, const M: usize>(
+    unsafe fn strip<const M: usize>(
         &self,
-        tiles: [*const u8; T],
+        tiles: [*const u8; PAIR],
         row: usize,
         ahead: usize,
-    ) -> [[S::Floats; M]; T];
+        acc: &mut [[S::Floats; M]; PAIR],
+    );
 }
 
 /// Computes and writes the outputs of `tiles`.
 ///
 /// # Safety
-/// The CPU has the features of `S`, the weights are packed for it, and no other thread computes the same tiles.
+/// The CPU has the features of `S`, the weights are packed for it, `tiles` are whole pairs, and no other thread
+/// computes the same.
 #[inline(always)]
 pub(super) unsafe fn run<S: Lanes>(product: &Product<'_>, tiles: Range<usize>) {
     let layout = product.weights.layout;
@@ -87,7 +85,9 @@ pub(super) unsafe fn run<S: Lanes>(product: &Product<'_>, tiles: Range<usize>) {
         };
         (floats $x:expr, $element:ty) => {
             // SAFETY: passed on.
-            unsafe { visit::<S, _>(product, &Floats::<$element> { layout, x: $x, element: PhantomData }, tiles) }
+            unsafe {
+                visit::<S, _>(product, &Floats::<$element> { layout, x: $x, element: PhantomData }, tiles)
+            }
         };
     }
     match (product.weights.format, product.inputs) {
@@ -105,8 +105,7 @@ pub(super) unsafe fn run<S: Lanes>(product: &Product<'_>, tiles: Range<usize>) {
 /// As [`run`].
 #[inline(always)]
 unsafe fn visit<S: Lanes, R: Strip<S>>(product: &Product<'_>, rows: &R, tiles: Range<usize>) {
-    let per_line = product.tiles_per_line();
-    let group_tiles = (GROUP_BYTES / product.weights.layout.tile_bytes).max(1).next_multiple_of(per_line);
+    let group_tiles = (GROUP_BYTES / product.weights.layout.tile_bytes).max(1).next_multiple_of(PAIR);
     let panel_rows = (PANEL_BYTES / product.row_bytes()).max(1).next_multiple_of(STRIP_ROWS);
     for panel in (0..product.m).step_by(panel_rows) {
         let panel_end = product.m.min(panel + panel_rows);
@@ -117,11 +116,9 @@ unsafe fn visit<S: Lanes, R: Strip<S>>(product: &Product<'_>, rows: &R, tiles: R
                 // SAFETY: passed on.
                 row += unsafe {
                     match panel_end - row {
-                        1 => strips::<S, R, 2, 1>(product, rows, group.clone(), row),
-                        2 => strips::<S, R, 2, 2>(product, rows, group.clone(), row),
-                        3 => strips::<S, R, 2, 3>(product, rows, group.clone(), row),
-                        4..8 => strips::<S, R, 2, 4>(product, rows, group.clone(), row),
-                        _ => strips::<S, R, 1, STRIP_ROWS>(product, rows, group.clone(), row),
+                        1 => strips::<S, R, 1>(product, rows, group.clone(), row),
+                        2 | 3 => strips::<S, R, 2>(product, rows, group.clone(), row),
+                        _ => strips::<S, R, STRIP_ROWS>(product, rows, group.clone(), row),
                     }
                 };
             }
@@ -129,57 +126,42 @@ unsafe fn visit<S: Lanes, R: Strip<S>>(product: &Product<'_>, rows: &R, tiles: R
     }
 }
 
-/// M rows times each tile of a group, T tiles at a time; returns M.
+/// M rows times the tiles of a group; returns M. Few sizes of strips keep the code small.
 ///
 /// # Safety
 /// As [`run`].
 #[inline(always)]
-unsafe fn strips<S: Lanes, R: Strip<S>, const T: usize, const M: usize>(
+unsafe fn strips<S: Lanes, R: Strip<S>, const M: usize>(
     product: &Product<'_>,
     rows: &R,
     group: Range<usize>,
     row: usize,
 ) -> usize {
-    let whole = group.start + group.len() / T * T;
-    // SAFETY: passed on.
-    unsafe {
-        for first in (group.start..whole).step_by(T) {
-            strip::<S, R, T, M>(product, rows, first, row);
-        }
-        for first in whole..group.end {
-            strip::<S, R, 1, M>(product, rows, first, row);
-        }
-    }
-    M
-}
-
-/// M rows times T tiles.
-///
-/// # Safety
-/// As [`run`].
-#[inline(always)]
-unsafe fn strip<S: Lanes, R: Strip<S>, const T: usize, const M: usize>(
-    product: &Product<'_>,
-    rows: &R,
-    first: usize,
-    row: usize,
-) {
     let weights = product.weights;
     let tile_bytes = weights.layout.tile_bytes;
-    let data = &weights.data[first * tile_bytes..][..T * tile_bytes];
-    // SAFETY: the tiles are of this matrix; features and disjoint tiles are the caller's promise.
-    unsafe {
-        let ahead = if row == 0 { (T * tile_bytes).min(MAX_AHEAD) } else { 0 };
-        let tiles = std::array::from_fn(|tile| data.as_ptr().add(tile * tile_bytes));
-        for (tile, values) in rows.strip::<T, M>(tiles, row, ahead).into_iter().enumerate() {
-            let start = (first + tile) * S::LANES;
-            let count = S::LANES.min(weights.rows - start);
-            for (value, row) in values.into_iter().zip(row..) {
-                let at = row * weights.rows + start;
-                emit::<S>(product.out.slice(at..at + count), value, product.write);
+    // The first rows of all read weights that no cache holds yet.
+    let ahead = if row == 0 { (PAIR * tile_bytes).min(MAX_AHEAD) } else { 0 };
+    for first in group.step_by(PAIR) {
+        let data = &weights.data[first * tile_bytes..][..PAIR * tile_bytes];
+        // SAFETY: the tiles are of this matrix; features and disjoint tiles are the caller's promise.
+        unsafe {
+            let tiles = std::array::from_fn(|tile| data.as_ptr().add(tile * tile_bytes));
+            let mut values = [[S::zero(); M]; PAIR];
+            rows.strip::<M>(tiles, row, ahead, &mut values);
+            for (tile, values) in values.iter().enumerate() {
+                let start = (first + tile) * S::LANES;
+                let count = S::LANES.min(weights.rows.saturating_sub(start));
+                if count == 0 {
+                    break;
+                }
+                for (index, value) in values.iter().enumerate() {
+                    let at = (row + index) * weights.rows + start;
+                    emit::<S>(product.out.slice(at..at + count), *value, product.write);
+                }
             }
         }
     }
+    M
 }
 
 /// Writes as many lanes as `out` has items.
@@ -198,7 +180,7 @@ unsafe fn emit<S: Lanes>(out: &mut [f32], value: S::Floats, write: Write) {
             S::store(out.as_mut_ptr(), value);
             return;
         }
-        let mut lanes = [0.0; LINE_ITEMS];
+        let mut lanes = [0.0; MAX_LANES];
         debug_assert!(S::LANES <= lanes.len());
         S::store(lanes.as_mut_ptr(), value);
         for (out, value) in out.iter_mut().zip(lanes) {

@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 
 use super::activations::Block;
 use super::lanes::Lanes;
-use super::pack::TileLayout;
+use super::pack::{PAIR, TileLayout};
 use super::product::Strip;
 
 /// One quantised format.
@@ -34,7 +34,7 @@ pub(super) trait Weights<S: Lanes> {
     ///
     /// # Safety
     /// As `scales`.
-    unsafe fn dots<const T: usize, const M: usize>(quants: [*const u8; T], x: [&Block; M]) -> [[S::Sum; M]; T];
+    unsafe fn dots<const M: usize>(quants: [*const u8; PAIR], x: [&Block; M]) -> [[S::Sum; M]; PAIR];
 }
 
 pub(super) struct Q4_0;
@@ -54,9 +54,9 @@ impl<S: Lanes> Weights<S> for Q4_1 {
     }
 
     #[inline(always)]
-    unsafe fn dots<const T: usize, const M: usize>(quants: [*const u8; T], x: [&Block; M]) -> [[S::Sum; M]; T] {
+    unsafe fn dots<const M: usize>(quants: [*const u8; PAIR], x: [&Block; M]) -> [[S::Sum; M]; PAIR] {
         // SAFETY: passed on.
-        unsafe { nibble_dots::<S, T, M>(quants, x) }
+        unsafe { nibble_dots::<S, M>(quants, x) }
     }
 }
 
@@ -75,9 +75,9 @@ impl<S: Lanes> Weights<S> for Q4_0 {
     }
 
     #[inline(always)]
-    unsafe fn dots<const T: usize, const M: usize>(quants: [*const u8; T], x: [&Block; M]) -> [[S::Sum; M]; T] {
+    unsafe fn dots<const M: usize>(quants: [*const u8; PAIR], x: [&Block; M]) -> [[S::Sum; M]; PAIR] {
         // SAFETY: passed on.
-        unsafe { nibble_dots::<S, T, M>(quants, x) }
+        unsafe { nibble_dots::<S, M>(quants, x) }
     }
 }
 
@@ -96,15 +96,15 @@ impl<S: Lanes> Weights<S> for Q8_0 {
     }
 
     #[inline(always)]
-    unsafe fn dots<const T: usize, const M: usize>(quants: [*const u8; T], x: [&Block; M]) -> [[S::Sum; M]; T] {
+    unsafe fn dots<const M: usize>(quants: [*const u8; PAIR], x: [&Block; M]) -> [[S::Sum; M]; PAIR] {
         // SAFETY: a block has eight groups of LANES * 4 bytes.
         unsafe {
-            let mut sums = [[S::no_sum(); M]; T];
+            let mut sums = [[S::no_sum(); M]; PAIR];
             for group in 0..8 {
                 let bytes = quants.map(|quants| S::bytes(quants.add(group * S::LANES * 4)));
                 for row in 0..M {
                     let x = S::splat_group(x[row], group);
-                    for tile in 0..T {
+                    for tile in 0..PAIR {
                         sums[tile][row] = S::pin_sum(S::add_signed(sums[tile][row], bytes[tile], x));
                     }
                 }
@@ -120,17 +120,17 @@ impl<S: Lanes> Weights<S> for Q8_0 {
 /// # Safety
 /// As [`Weights::dots`].
 #[inline(always)]
-unsafe fn nibble_dots<S: Lanes, const T: usize, const M: usize>(
-    quants: [*const u8; T],
+unsafe fn nibble_dots<S: Lanes, const M: usize>(
+    quants: [*const u8; PAIR],
     x: [&Block; M],
-) -> [[S::Sum; M]; T] {
+) -> [[S::Sum; M]; PAIR] {
     // SAFETY: a block has four groups of LANES * 4 bytes.
     unsafe {
-        let mut sums = [[S::no_sum(); M]; T];
-        add_group::<S, T, M>(&mut sums, quants, x, 0);
-        add_group::<S, T, M>(&mut sums, quants, x, 1);
-        add_group::<S, T, M>(&mut sums, quants, x, 2);
-        add_group::<S, T, M>(&mut sums, quants, x, 3);
+        let mut sums = [[S::no_sum(); M]; PAIR];
+        add_group::<S, M>(&mut sums, quants, x, 0);
+        add_group::<S, M>(&mut sums, quants, x, 1);
+        add_group::<S, M>(&mut sums, quants, x, 2);
+        add_group::<S, M>(&mut sums, quants, x, 3);
         for sum in sums.as_flattened_mut() {
             *sum = S::pin_sum(S::join_nibbles(*sum));
         }
@@ -143,9 +143,9 @@ unsafe fn nibble_dots<S: Lanes, const T: usize, const M: usize>(
 /// # Safety
 /// As [`Weights::dots`]; `group` is below four.
 #[inline(always)]
-unsafe fn add_group<S: Lanes, const T: usize, const M: usize>(
-    sums: &mut [[S::Sum; M]; T],
-    quants: [*const u8; T],
+unsafe fn add_group<S: Lanes, const M: usize>(
+    sums: &mut [[S::Sum; M]; PAIR],
+    quants: [*const u8; PAIR],
     x: [&Block; M],
     group: usize,
 ) {
@@ -155,14 +155,14 @@ unsafe fn add_group<S: Lanes, const T: usize, const M: usize>(
         let low = bytes.map(|bytes| S::low_nibbles(bytes));
         for row in 0..M {
             let x = S::splat_group(x[row], group);
-            for tile in 0..T {
+            for tile in 0..PAIR {
                 sums[tile][row] = S::pin_sum(S::add_nibbles(sums[tile][row], low[tile], x));
             }
         }
         let high = bytes.map(|bytes| S::high_nibbles(bytes));
         for row in 0..M {
             let x = S::splat_group(x[row], group + 4);
-            for tile in 0..T {
+            for tile in 0..PAIR {
                 sums[tile][row] = S::pin_sum(S::add_nibbles(sums[tile][row], high[tile], x));
             }
         }
@@ -178,29 +178,28 @@ pub(super) struct Quantised<'a, W> {
 
 impl<S: Lanes, W: Weights<S>> Strip<S> for Quantised<'_, W> {
     #[inline(always)]
-    unsafe fn strip<const T: usize, const M: usize>(
+    unsafe fn strip<const M: usize>(
         &self,
-        tiles: [*const u8; T],
+        tiles: [*const u8; PAIR],
         row: usize,
         ahead: usize,
-    ) -> [[S::Floats; M]; T] {
+        acc: &mut [[S::Floats; M]; PAIR],
+    ) {
         let TileLayout { blocks, scale_bytes, .. } = self.layout;
         let x = &self.x[row * blocks..][..M * blocks];
         // SAFETY: the caller promises the tiles and the features.
         unsafe {
-            let mut acc = [[S::zero(); M]; T];
-            // In memory, because the sums of a block need the registers.
-            let acc = std::hint::black_box(&mut acc);
+            // Stays in memory, because the sums of a block need the registers.
+            let acc = std::hint::black_box(acc);
             for block in 0..blocks {
                 let quants = tiles.map(|tile| tile.add(scale_bytes + block * S::LANES * W::QUANT_BYTES));
                 if ahead > 0 {
-                    prefetch::<S, W, T>(tiles, quants, block, ahead);
+                    prefetch::<S, W>(tiles, quants, block, ahead);
                 }
                 let x: [&Block; M] = std::array::from_fn(|row| x.get_unchecked(row * blocks + block));
-                let dots = W::dots::<T, M>(quants, x);
-                add_block::<S, W, T, M>(acc, tiles, block, dots, x);
+                let dots = W::dots::<M>(quants, x);
+                add_block::<S, W, M>(acc, tiles, block, dots, x);
             }
-            *acc
         }
     }
 }
@@ -210,38 +209,37 @@ impl<S: Lanes, W: Weights<S>> Strip<S> for Quantised<'_, W> {
 /// # Safety
 /// As [`Strip::strip`].
 #[inline(always)]
-unsafe fn add_block<S: Lanes, W: Weights<S>, const T: usize, const M: usize>(
-    acc: &mut [[S::Floats; M]; T],
-    tiles: [*const u8; T],
+unsafe fn add_block<S: Lanes, W: Weights<S>, const M: usize>(
+    acc: &mut [[S::Floats; M]; PAIR],
+    tiles: [*const u8; PAIR],
     block: usize,
-    dots: [[S::Sum; M]; T],
+    dots: [[S::Sum; M]; PAIR],
     x: [&Block; M],
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut values = [[S::zero(); M]; T];
-        for tile in 0..T {
-            for row in 0..M {
-                values[tile][row] = S::pin(S::to_floats(dots[tile][row]));
-            }
+        let mut values = [[S::zero(); M]; PAIR];
+        for (value, dot) in values.as_flattened_mut().iter_mut().zip(dots.as_flattened()) {
+            *value = S::pin(S::to_floats(*dot));
         }
-        for tile in 0..T {
+        for tile in 0..PAIR {
             let [d, m] = W::scales(tiles[tile], block);
+            let (values, acc) = (&mut values[tile], &mut acc[tile]);
             if W::SECOND {
                 let mut least = [S::zero(); M];
-                for row in 0..M {
-                    least[row] = S::pin(S::mul(m, S::splat(x[row].sum)));
+                for (least, x) in least.iter_mut().zip(x) {
+                    *least = S::pin(S::mul(m, S::splat(x.sum)));
                 }
-                for row in 0..M {
-                    values[tile][row] = S::pin(S::fma(d, values[tile][row], least[row]));
+                for (value, least) in values.iter_mut().zip(least) {
+                    *value = S::pin(S::fma(d, *value, least));
                 }
             } else {
-                for row in 0..M {
-                    values[tile][row] = S::pin(S::mul(d, values[tile][row]));
+                for value in values.iter_mut() {
+                    *value = S::pin(S::mul(d, *value));
                 }
             }
-            for row in 0..M {
-                acc[tile][row] = S::fma(S::splat(x[row].scale), values[tile][row], acc[tile][row]);
+            for ((acc, value), x) in acc.iter_mut().zip(values).zip(x) {
+                *acc = S::fma(S::splat(x.scale), *value, *acc);
             }
         }
     }
@@ -252,13 +250,13 @@ unsafe fn add_block<S: Lanes, W: Weights<S>, const T: usize, const M: usize>(
 /// # Safety
 /// The CPU has the features of `S`.
 #[inline(always)]
-unsafe fn prefetch<S: Lanes, W: Weights<S>, const T: usize>(
-    tiles: [*const u8; T],
-    quants: [*const u8; T],
+unsafe fn prefetch<S: Lanes, W: Weights<S>>(
+    tiles: [*const u8; PAIR],
+    quants: [*const u8; PAIR],
     block: usize,
     ahead: usize,
 ) {
-    for tile in 0..T {
+    for tile in 0..PAIR {
         // SAFETY: passed on.
         unsafe {
             S::prefetch(tiles[tile].wrapping_add(block * S::LANES * W::SCALE_BYTES + ahead));

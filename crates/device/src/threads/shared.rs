@@ -25,7 +25,10 @@ impl<'a, T> SharedMut<'a, T> {
     ///
     /// # Safety
     /// While the result lives, no other range taken from this value may overlap it.
-    #[allow(clippy::mut_from_ref, reason = "disjoint ranges of one exclusive borrow are the point; see Safety")]
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "disjoint ranges of one exclusive borrow are the point; see Safety"
+    )]
     pub(crate) unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} items", self.len);
         // SAFETY: the range lies inside the borrowed slice, and the caller keeps ranges disjoint.

@@ -81,7 +81,7 @@ proptest! {
         for index in 0..parts {
             let part = split(len, parts, index, align);
             prop_assert_eq!(part.start, end);
-            prop_assert!(part.start % align == 0 || part.start == len);
+            prop_assert!(part.start.is_multiple_of(align) || part.start == len);
             prop_assert!(part.len() <= len.div_ceil(align).div_ceil(parts) * align);
             end = part.end;
         }

@@ -71,6 +71,8 @@ pub enum CheckpointFault {
     Misaligned { tensor: String, offset: u64, alignment: u64 },
     #[error("tensor {tensor} ends at byte {end} of a file of {have} bytes: download it again")]
     OutOfFile { tensor: String, end: u64, have: u64 },
+    #[error("tensor {tensor} overlaps tensor {other}: convert the model again")]
+    Overlap { tensor: String, other: String },
     #[error("is of the architecture {found}; served are Llama, Qwen2 and Qwen3 (dense)")]
     Architecture { found: String },
     #[error("uses {what}, which is not served: {why}")]

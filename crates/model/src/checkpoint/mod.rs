@@ -19,7 +19,7 @@ pub use digest::Digest;
 pub use error::{CheckpointError, CheckpointFault};
 pub use names::{LayerPart, TensorRole};
 pub use tensors::MatrixView;
-pub(crate) use tensors::{dequantize, quantized_storage};
+pub(crate) use tensors::quantized_storage;
 
 use self::digest::Digester;
 use self::names::Naming;

@@ -45,6 +45,19 @@ impl TensorTable {
         }
     }
 
+    /// Checks that no byte belongs to two tensors.
+    pub(super) fn check_overlap(&self) -> Result<(), CheckpointFault> {
+        let mut places: Vec<_> =
+            self.entries.iter().map(|(name, e)| (e.file, e.bytes.start, e.bytes.end, name)).collect();
+        places.sort_unstable();
+        match places.windows(2).find(|pair| pair[0].0 == pair[1].0 && pair[0].2 > pair[1].1) {
+            Some(pair) => {
+                Err(CheckpointFault::Overlap { tensor: pair[0].3.clone(), other: pair[1].3.clone() })
+            }
+            None => Ok(()),
+        }
+    }
+
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
@@ -101,7 +114,7 @@ impl TensorTable {
 ///
 /// # Errors
 /// What candle says where `length` does not divide into blocks.
-pub(crate) fn dequantize(dtype: GgmlDType, data: &[u8], length: usize) -> candle_core::Result<Vec<f32>> {
+fn dequantize(dtype: GgmlDType, data: &[u8], length: usize) -> candle_core::Result<Vec<f32>> {
     QTensor::new(quantized_storage(dtype, data)?, length)?.dequantize(&Device::Cpu)?.to_vec1()
 }
 

@@ -157,7 +157,6 @@ mod tests {
         }
     }
 
-    /// Values of Hugging Face transformers for Llama 3.1 8B (factor 8, low 1, high 4, original 8192).
     #[test]
     fn scaled_frequencies_keep_the_fast_pairs_and_divide_the_slow_ones() {
         let plain = config(RopeScaling::None).frequencies(128);
@@ -184,6 +183,40 @@ mod tests {
         assert!(
             (config(RopeScaling::None).frequencies(128)[1] - 500_000_f64.powf(-1.0 / 64.0)).abs() < 1e-15
         );
+    }
+
+    /// Against values computed apart from this code, by the formulas of Hugging Face transformers as written there.
+    #[test]
+    fn scaled_frequencies_have_their_reference_values() {
+        let llama = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };
+        let yarn = RopeScaling::Yarn {
+            factor: 4.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            original: 32_768.0,
+            attention_factor: yarn_magnitude(4.0, 1.0),
+            truncate: true,
+        };
+        let cases = [
+            (
+                500_000.0,
+                llama,
+                [0.003_211_445_994_752_591_3, 0.000_524_846_160_992_954_7, 3.428_102_195_952_591e-5],
+            ),
+            (1e6, yarn, [0.001_848_276_564_706_878, 0.000_602_941_176_470_588_2, 4.445_698_525_097_307e-5]),
+        ];
+        for (theta, scaling, expected) in cases {
+            let config = RopeConfig { theta, scaling };
+            let found = config.frequencies(128);
+            for (pair, expected) in [28, 32, 40].into_iter().zip(expected) {
+                assert!(
+                    (found[pair] / expected - 1.0).abs() < 1e-9,
+                    "{config:?} pair {pair}: {}",
+                    found[pair]
+                );
+            }
+        }
+        assert!((yarn_magnitude(4.0, 1.0) - 1.138_629_436_111_989).abs() < 1e-12);
     }
 
     #[test]

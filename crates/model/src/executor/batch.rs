@@ -171,3 +171,6 @@ impl<'a> Batch<'a> {
         self.sequences.iter().flat_map(rows).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -101,13 +101,13 @@ impl Executor {
             return Ok(Logits::new(vocab, Vec::new()));
         }
         model.embed(batch.tokens, self.buffers.stream.first(rows))?;
+        model.phases(batch.positions, &mut self.buffers.phases);
         let mut pass = Pass {
             config: model.config(),
             threads: &self.threads,
             kv: &mut self.kv,
             slots: batch.slots,
             spans: &spans,
-            turns: model.turns(batch.positions),
             rows,
             buffers: &mut self.buffers,
         };
@@ -115,7 +115,7 @@ impl Executor {
         let mut values = vec![0.0; wanted.len() * vocab];
         let buffers = &mut self.buffers;
         let (stream, normed) = (buffers.stream.first(rows), buffers.normed.first(wanted.len()));
-        model.norm_rows(stream, &wanted, normed);
+        model.norm_rows(&self.threads, stream, &wanted, normed);
         model.head().forward(&self.threads, normed, &mut values, Write::Store, &mut buffers.linear)?;
         Ok(Logits::new(vocab, values))
     }

@@ -1,6 +1,7 @@
-//! The activations of a step: plain f32 rows that are kept between steps (docs/adr/0002-activations.md).
+//! The activations of a step: plain f32 rows that are kept between steps (docs/adr/0004-activations.md).
 
 use hawser_device::attention::AttendScratch;
+use hawser_device::ops::Phases;
 
 use super::linear::LinearScratch;
 
@@ -44,6 +45,8 @@ pub(crate) struct Buffers {
     pub(crate) gate_up: Rows,
     /// silu(gate) · up, `[rows][ffn]`.
     pub(crate) gated: Rows,
+    /// Sines and cosines of the rows' positions.
+    pub(crate) phases: Phases,
     pub(crate) linear: LinearScratch,
     pub(crate) attend: AttendScratch,
 }
@@ -61,6 +64,7 @@ impl Buffers {
             attended: Rows::new(q),
             gate_up: Rows::new(2 * config.ffn),
             gated: Rows::new(config.ffn),
+            phases: Phases::default(),
             linear: LinearScratch::default(),
             attend: AttendScratch::default(),
         }

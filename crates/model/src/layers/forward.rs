@@ -5,9 +5,9 @@ use hawser_device::attention::{AttendCall, Span, attend};
 use hawser_device::cpu::Isa;
 use hawser_device::kv::KvRows;
 use hawser_device::linear::Write;
+use hawser_device::ops::{Phases, rms_norm, rms_norm_heads, silu_mul};
 use hawser_device::threads::Threads;
 
-use super::elementwise::{Turns, add_bias, rms_norm, silu_mul};
 use super::{Buffers, Layer, Model};
 use crate::config::ModelConfig;
 
@@ -20,7 +20,6 @@ pub(crate) struct Pass<'a> {
     pub(crate) slots: &'a [SlotId],
     /// What each row attends to.
     pub(crate) spans: &'a [Span<'a>],
-    pub(crate) turns: Turns,
     pub(crate) rows: usize,
     pub(crate) buffers: &'a mut Buffers,
 }
@@ -34,9 +33,9 @@ impl Model {
         Ok(())
     }
 
-    /// Sines and cosines of each row's position.
-    pub(crate) fn turns(&self, positions: &[Position]) -> Turns {
-        Turns::new(&self.frequencies, self.config.rope.attention_factor(), positions)
+    /// Prepares the rotation of each row's position.
+    pub(crate) fn phases(&self, positions: &[Position], phases: &mut Phases) {
+        self.rope.phases(positions, phases);
     }
 
     pub(crate) fn run_layers(&self, pass: &mut Pass<'_>) -> candle_core::Result<()> {
@@ -44,10 +43,11 @@ impl Model {
     }
 
     /// Norms the `wanted` rows of the stream for the head; `out` is `[wanted][hidden]`.
-    pub(crate) fn norm_rows(&self, stream: &[f32], wanted: &[usize], out: &mut [f32]) {
+    pub(crate) fn norm_rows(&self, threads: &Threads, stream: &[f32], wanted: &[usize], out: &mut [f32]) {
         let hidden = self.config.hidden;
         for (row, out) in wanted.iter().zip(out.chunks_exact_mut(hidden)) {
-            rms_norm(&stream[row * hidden..][..hidden], &self.output_norm, self.config.rms_eps, out);
+            let row = &stream[row * hidden..][..hidden];
+            rms_norm(threads, row, &self.output_norm, self.config.rms_eps, out);
         }
     }
 }
@@ -58,48 +58,52 @@ impl Layer {
         let (threads, rows, eps) = (pass.threads, pass.rows, pass.config.rms_eps);
         let Buffers { stream, normed, qkv, linear, .. } = &mut *pass.buffers;
         let normed = normed.first(rows);
-        rms_norm(stream.first(rows), &self.attention_norm, eps, normed);
+        rms_norm(threads, stream.first(rows), &self.attention_norm, eps, normed);
         self.qkv.forward(threads, normed, qkv.first(rows), Write::Store, linear)?;
         self.attention(index, pass);
         let Buffers { stream, normed, attended, gate_up, gated, linear, .. } = &mut *pass.buffers;
         let (stream, normed) = (stream.first(rows), normed.first(rows));
         self.output.forward(threads, attended.first(rows), stream, Write::Add, linear)?;
-        rms_norm(stream, &self.ffn_norm, eps, normed);
+        rms_norm(threads, stream, &self.ffn_norm, eps, normed);
         let (gate_up, gated) = (gate_up.first(rows), gated.first(rows));
         self.gate_up.forward(threads, normed, gate_up, Write::Store, linear)?;
-        silu_mul(gate_up, pass.config.ffn, gated);
+        silu_mul(threads, gate_up, pass.config.ffn, gated);
         self.down.forward(threads, gated, stream, Write::Add, linear)
     }
 
     /// From `qkv` to `attended`: biases, head norms, RoPE, the write of keys and values, attention.
     fn attention(&self, index: usize, pass: &mut Pass<'_>) {
-        let ModelConfig { head_dim, heads, .. } = *pass.config;
-        let (q, kv, eps) = (pass.config.query_width(), pass.config.kv_width(), pass.config.rms_eps);
-        let Buffers { qkv, query, key, value, attended, attend: scratch, .. } = &mut *pass.buffers;
-        let rows = pass.rows;
+        let (threads, rows, config) = (pass.threads, pass.rows, pass.config);
+        let Buffers { qkv, query, key, value, attended, phases, attend: scratch, .. } = &mut *pass.buffers;
         let (query, key, value) = (query.first(rows), key.first(rows), value.first(rows));
-        for (row, qkv) in qkv.first(rows).chunks_exact_mut(q + 2 * kv).enumerate() {
-            if let Some(bias) = &self.qkv_bias {
-                add_bias(qkv, bias);
-            }
-            let (query, key) = (&mut query[row * q..][..q], &mut key[row * kv..][..kv]);
-            match &self.head_norms {
-                Some(norms) => {
-                    rms_norm(&qkv[..q], &norms.query, eps, query);
-                    rms_norm(&qkv[q..q + kv], &norms.key, eps, key);
-                }
-                None => {
-                    query.copy_from_slice(&qkv[..q]);
-                    key.copy_from_slice(&qkv[q..q + kv]);
-                }
-            }
-            pass.turns.rotate(row, head_dim, query);
-            pass.turns.rotate(row, head_dim, key);
-            value[row * kv..][..kv].copy_from_slice(&qkv[q + kv..]);
+        split_rows(qkv.first(rows), self.qkv_bias.as_deref(), [&mut *query, &mut *key, &mut *value], rows);
+        if let Some(norms) = &self.head_norms {
+            rms_norm_heads(threads, query, &norms.query, config.rms_eps);
+            rms_norm_heads(threads, key, &norms.key, config.rms_eps);
         }
+        phases.rotate(threads, query, config.heads);
+        phases.rotate(threads, key, config.kv_heads);
         pass.kv.write(index, pass.slots, key, value);
-        let call =
-            AttendCall { kv: pass.kv, layer: index, spans: pass.spans, q: query, heads, isa: Isa::best() };
-        attend(pass.threads, &call, attended.first(rows), scratch);
+        let (spans, heads, isa) = (pass.spans, config.heads, Isa::best());
+        let call = AttendCall { kv: pass.kv, layer: index, spans, q: query, heads, isa };
+        attend(threads, &call, attended.first(rows), scratch);
+    }
+}
+
+/// Takes the rows of q, k and v, beside each other in `fused`, apart, and adds their biases.
+fn split_rows(fused: &mut [f32], bias: Option<&[f32]>, parts: [&mut [f32]; 3], rows: usize) {
+    let width = fused.len() / rows;
+    if let Some(bias) = bias {
+        for row in fused.chunks_exact_mut(width) {
+            row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+        }
+    }
+    let mut from = 0;
+    for part in parts {
+        let part_width = part.len() / rows;
+        for (row, part) in fused.chunks_exact(width).zip(part.chunks_exact_mut(part_width)) {
+            part.copy_from_slice(&row[from..from + part_width]);
+        }
+        from += part_width;
     }
 }

@@ -75,11 +75,6 @@ impl Linear {
         Ok(Self { parts, rows, cols })
     }
 
-    /// Outputs.
-    pub(crate) fn rows(&self) -> usize {
-        self.rows
-    }
-
     /// Bytes that one product reads.
     pub(crate) fn bytes(&self) -> usize {
         let bytes = |part: &Part| match part {

@@ -1,6 +1,7 @@
 //! A model's weights from a checkpoint, packed for the kernels.
 
 use hawser_common::{Coded, ErrorCode};
+use hawser_device::ops::Rope;
 use thiserror::Error;
 
 use super::linear::{Linear, Ordered, PackError};
@@ -48,7 +49,7 @@ pub(super) fn load(checkpoint: &Checkpoint) -> Result<Model, LoadError> {
         head,
         output_norm: checkpoint.vector(TensorRole::OutputNorm)?,
         layers: (0..config.layers).map(|layer| loader.layer(layer)).collect::<Result<_, _>>()?,
-        frequencies: loader.frequencies()?,
+        rope: loader.rope()?,
         config: config.clone(),
     })
 }
@@ -106,7 +107,7 @@ impl Loader<'_> {
         Linear::new(&ordered).map_err(|fault| LoadError::Pack { what: what.to_owned(), fault })
     }
 
-    fn frequencies(&self) -> Result<Vec<f64>, LoadError> {
+    fn rope(&self) -> Result<Rope, LoadError> {
         let mut frequencies = self.config.rope.frequencies(self.config.head_dim);
         if let Some(factors) = self.checkpoint.rope_factors()? {
             frequencies
@@ -114,7 +115,7 @@ impl Loader<'_> {
                 .zip(factors)
                 .for_each(|(frequency, factor)| *frequency /= f64::from(factor));
         }
-        Ok(frequencies)
+        Ok(Rope::new(&frequencies, self.config.rope.attention_factor()))
     }
 }
 

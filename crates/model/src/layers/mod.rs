@@ -4,7 +4,6 @@
 //! and its live slots only. Never owns KV rows, never knows sessions.
 
 mod buffers;
-mod elementwise;
 mod forward;
 mod linear;
 mod load;
@@ -15,6 +14,8 @@ pub use load::LoadError;
 pub(crate) use buffers::Buffers;
 pub(crate) use forward::Pass;
 pub(crate) use linear::Linear;
+
+use hawser_device::ops::Rope;
 
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
@@ -30,8 +31,7 @@ pub struct Model {
     /// `[hidden]`.
     output_norm: Vec<f32>,
     layers: Vec<Layer>,
-    /// Radians per position of each pair of a head; `[head_dim / 2]`.
-    frequencies: Vec<f64>,
+    rope: Rope,
 }
 
 /// One layer's weights; shapes as in [`crate::checkpoint::LayerPart`].

@@ -7,28 +7,30 @@ use super::weights::{Weights, pick};
 /// A place in the logits and its value.
 pub(super) type Candidate = (u32, f32);
 
-/// Candidates tried first where the probability mass decides how many are needed.
-const FIRST: usize = 64;
+/// Bands of probability, and how many of them halve it: together they cover single precision.
+const BANDS: usize = 1024;
+const BANDS_PER_HALVING: f32 = 8.0;
 
 /// The greatest logit; `None` if there is none, one is NaN or +∞, or all are −∞. A single −∞ is a masked token.
 pub(super) fn maximum(logits: &[f32]) -> Option<f32> {
     const LANES: usize = 16;
     let mut greatest = [f32::NEG_INFINITY; LANES];
-    let mut bad = [false; LANES];
+    // A comparison with NaN is false.
+    let mut below = [true; LANES];
     let (chunks, rest) = logits.as_chunks::<LANES>();
     for chunk in chunks {
         for lane in 0..LANES {
             let logit = chunk[lane];
-            bad[lane] |= !(logit < f32::INFINITY);
+            below[lane] &= logit < f32::INFINITY;
             greatest[lane] = if logit > greatest[lane] { logit } else { greatest[lane] };
         }
     }
     for (lane, logit) in rest.iter().enumerate() {
-        bad[lane] |= !(*logit < f32::INFINITY);
+        below[lane] &= *logit < f32::INFINITY;
         greatest[lane] = greatest[lane].max(*logit);
     }
     let most = greatest.into_iter().fold(f32::NEG_INFINITY, f32::max);
-    (!bad.contains(&true) && most > f32::NEG_INFINITY).then_some(most)
+    (!below.contains(&false) && most > f32::NEG_INFINITY).then_some(most)
 }
 
 /// The lowest id with this value.
@@ -88,48 +90,67 @@ pub(super) fn draw(logits: &[f32], most: f32, temperature: f32, cutoffs: Cutoffs
     }
     let kept = if limited {
         let ordered = greatest(logits, cutoffs.top_k);
-        let total = ordered.iter().map(|(_, logit)| f64::from(weights.of(*logit))).sum();
-        cut(&ordered, weights, cutoffs, total).0
+        let total: f64 = ordered.iter().map(|(_, logit)| f64::from(weights.of(*logit))).sum();
+        cut(&ordered, weights, cutoffs, cutoffs.top_p * total)
     } else if cutoffs.top_p >= 1.0 {
-        let all = (0u32..).zip(logits.iter().map(|logit| weights.of(*logit)));
-        all.filter(|(_, weight)| *weight >= cutoffs.min_p).map(|(id, weight)| (id, f64::from(weight))).collect()
+        // A comparison of logits spares most of them the power; its slack leaves the decision to the weight.
+        let least = 0.01 - cutoffs.min_p.log2();
+        let near = (0u32..).zip(logits).filter(|(_, logit)| weights.halvings(**logit) <= least);
+        let weighed = near.map(|(id, logit)| (id, weights.of(*logit)));
+        weighed.filter(|(_, w)| *w >= cutoffs.min_p).map(|(id, w)| (id, f64::from(w))).collect()
     } else {
-        grow(logits, weights, cutoffs)
+        nucleus(logits, weights, cutoffs)
     };
     let mass: f64 = kept.iter().map(|(_, weight)| weight).sum();
     pick(kept.into_iter(), u * mass)
 }
 
-/// The tokens that top-p and min-p keep of ordered ones, with their weights, and whether a cut-off was reached.
-fn cut(ordered: &[Candidate], weights: Weights, cutoffs: Cutoffs, total: f64) -> (Vec<(u32, f64)>, bool) {
+/// The tokens that min-p keeps of ordered ones, until `target` of mass is reached, with their weights.
+fn cut(ordered: &[Candidate], weights: Weights, cutoffs: Cutoffs, target: f64) -> Vec<(u32, f64)> {
     let mut kept = Vec::new();
     let mut mass = 0.0;
     for (id, logit) in ordered {
         let weight = weights.of(*logit);
-        // The greatest weighs 1 and always stays.
-        if !kept.is_empty() && (weight < cutoffs.min_p || weight == 0.0) {
-            return (kept, true);
+        // The greatest weighs 1 and passes every min-p.
+        if weight < cutoffs.min_p || weight == 0.0 {
+            break;
         }
         kept.push((*id, f64::from(weight)));
         mass += f64::from(weight);
-        if cutoffs.top_p < 1.0 && mass >= cutoffs.top_p * total {
-            return (kept, true);
+        if cutoffs.top_p < 1.0 && mass >= target {
+            break;
         }
     }
-    (kept, false)
+    kept
 }
 
-/// As [`cut`] over the whole vocabulary, ordering only as many tokens as turn out to be needed.
-fn grow(logits: &[f32], weights: Weights, cutoffs: Cutoffs) -> Vec<(u32, f64)> {
-    let total = weights.total(logits);
-    let mut count = FIRST;
-    loop {
-        let (kept, reached) = cut(&greatest(logits, count), weights, cutoffs, total);
-        if reached || count >= logits.len() {
-            return kept;
-        }
-        count = count.saturating_mul(8);
+/// The tokens that top-p and min-p keep of the whole vocabulary, with their weights. The tokens are put into narrow
+/// bands of probability; only the band in which the mass p is reached needs to be in order.
+fn nucleus(logits: &[f32], weights: Weights, cutoffs: Cutoffs) -> Vec<(u32, f64)> {
+    let band = |logit: f32| ((weights.halvings(logit) * BANDS_PER_HALVING) as usize).min(BANDS - 1);
+    let mut masses = [0.0f64; BANDS];
+    for logit in logits {
+        masses[band(*logit)] += f64::from(weights.of(*logit));
     }
+    let target = cutoffs.top_p * masses.iter().sum::<f64>();
+    let (mut last, mut above) = (0, 0.0);
+    while last < BANDS - 1 && above + masses[last] < target {
+        above += masses[last];
+        last += 1;
+    }
+    let mut kept = Vec::new();
+    let mut partly = Vec::new();
+    for (id, logit) in (0u32..).zip(logits) {
+        let place = band(*logit);
+        if place == last {
+            partly.push((id, *logit));
+        } else if place < last && weights.of(*logit) >= cutoffs.min_p {
+            kept.push((id, f64::from(weights.of(*logit))));
+        }
+    }
+    partly.sort_unstable_by(order);
+    kept.extend(cut(&partly, weights, cutoffs, target - above));
+    kept
 }
 
 #[cfg(test)]

@@ -28,47 +28,47 @@ impl Weights {
         exp2((logit - self.greatest) * self.scale)
     }
 
-    /// Σ weights of each block of [`BLOCK`] logits.
-    fn blocks<'l>(&self, logits: &'l [f32]) -> impl Iterator<Item = (f64, &'l [f32])> {
-        let weights = *self;
-        logits.chunks(BLOCK).map(move |block| {
-            let mut sums = [0.0f32; LANES];
-            let (chunks, rest) = block.as_chunks::<LANES>();
-            for chunk in chunks {
-                for (sum, logit) in sums.iter_mut().zip(chunk) {
-                    *sum += weights.of(*logit);
-                }
+    /// How far below the greatest, in doublings of the weight; never less for a smaller logit.
+    #[inline]
+    pub(super) fn halvings(&self, logit: f32) -> f32 {
+        (self.greatest - logit) * self.scale
+    }
+
+    /// Σ weights of up to [`BLOCK`] logits.
+    fn sum(&self, block: &[f32]) -> f64 {
+        let mut sums = [0.0f32; LANES];
+        let (chunks, rest) = block.as_chunks::<LANES>();
+        for chunk in chunks {
+            for (sum, logit) in sums.iter_mut().zip(chunk) {
+                *sum += self.of(*logit);
             }
-            for (sum, logit) in sums.iter_mut().zip(rest) {
-                *sum += weights.of(*logit);
-            }
-            (sums.iter().map(|sum| f64::from(*sum)).sum(), block)
-        })
+        }
+        for (sum, logit) in sums.iter_mut().zip(rest) {
+            *sum += self.of(*logit);
+        }
+        sums.iter().map(|sum| f64::from(*sum)).sum()
     }
 
     /// Σ weights.
     pub(super) fn total(&self, logits: &[f32]) -> f64 {
-        self.blocks(logits).map(|(sum, _)| sum).sum()
+        logits.chunks(BLOCK).map(|block| self.sum(block)).sum()
     }
 
     /// The token at which the running sum of weights, by id, passes the share `u` of the total.
     pub(super) fn at(&self, logits: &[f32], u: f64) -> u32 {
-        let mut target = u * self.total(logits);
-        let mut first = 0u32;
-        let mut found = 0;
-        for (sum, block) in self.blocks(logits) {
-            let inside = (first..).zip(block.iter().map(|logit| f64::from(self.of(*logit))));
-            if sum > 0.0 {
-                // A later block overwrites it, if rounding leaves the target beyond this one.
-                found = pick(inside, target);
+        let sums: Vec<f64> = logits.chunks(BLOCK).map(|block| self.sum(block)).collect();
+        let mut left = u * sums.iter().sum::<f64>();
+        let (mut chosen, mut target) = (0, left);
+        for (index, sum) in sums.iter().enumerate().filter(|(_, sum)| **sum > 0.0) {
+            (chosen, target) = (index, left);
+            if *sum > left {
+                break;
             }
-            if sum > target {
-                return found;
-            }
-            target -= sum;
-            first += u32::try_from(block.len()).unwrap_or(0);
+            left -= sum;
         }
-        found
+        let from = chosen * BLOCK;
+        let ids = u32::try_from(from).unwrap_or(u32::MAX)..;
+        pick(ids.zip(logits[from..].iter().take(BLOCK).map(|logit| f64::from(self.of(*logit)))), target)
     }
 }
 
@@ -128,11 +128,13 @@ mod tests {
 
     #[test]
     fn the_running_sum_finds_every_token_of_every_block() {
-        let logits: Vec<f32> = (0..1300u32).map(|id| if id % 7 == 3 { f32::NEG_INFINITY } else { 0.0 }).collect();
+        let logits: Vec<f32> =
+            (0..1300u32).map(|id| if id % 7 == 3 { f32::NEG_INFINITY } else { 0.0 }).collect();
         let weights = Weights::new(0.0, 1.0);
         let count = logits.iter().filter(|logit| **logit == 0.0).count();
         assert_eq!(weights.total(&logits), count as f64);
-        let drawn: Vec<u32> = (0..count).map(|n| weights.at(&logits, (n as f64 + 0.5) / count as f64)).collect();
+        let drawn: Vec<u32> =
+            (0..count).map(|n| weights.at(&logits, (n as f64 + 0.5) / count as f64)).collect();
         let expected: Vec<u32> = (0..1300).filter(|id| id % 7 != 3).collect();
         assert_eq!(drawn, expected);
         assert_eq!(weights.at(&logits, 1.0), 1299, "rounding may not leave the vocabulary");

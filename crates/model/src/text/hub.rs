@@ -97,7 +97,7 @@ pub(super) fn read(path: &Path) -> Result<Parts, TokenizerError> {
     engine.with_truncation(None).map_err(|error| unreadable(error.to_string()))?;
 
     let specials = specials(&engine);
-    let folder = path.parent().unwrap_or(Path::new("."));
+    let folder = path.parent().unwrap_or_else(|| Path::new("."));
     let config = Config::read(folder);
     let prefix = engine.encode_fast("", true).map(|e| e.get_ids().to_vec()).unwrap_or_default();
     engine.with_post_processor(None::<PostProcessorWrapper>);

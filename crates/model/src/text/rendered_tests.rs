@@ -139,3 +139,17 @@ fn e21_the_begin_token_stands_once_with_or_without_the_template() {
     assert_eq!(tokens("{{ bos_token }}{{ messages[0].content }}"), expected);
     assert_eq!(tokens("{{ messages[0].content }}"), expected);
 }
+
+/// Qwen's tokenizer reads composed characters, so a decomposed one in a message is no difference to the log.
+#[test]
+fn histories_are_compared_in_the_form_the_tokenizer_reads() {
+    let tokenizer = Tokenizer::from_vocab(GgufVocab { pre: "qwen2".to_owned(), ..vocab() }).unwrap();
+    let decomposed = render(&tokenizer, &["cafe\u{301}".to_owned()], false);
+    let composed = render(&tokenizer, &["caf\u{e9}".to_owned()], false);
+    assert_eq!(decomposed.tokens(&tokenizer), composed.tokens(&tokenizer));
+    assert_eq!(decomposed.marked, composed.marked);
+    assert_ne!(decomposed.text(), composed.text());
+    let log = decomposed.tokens(&tokenizer);
+    let longer = render(&tokenizer, &["cafe\u{301}".to_owned(), "abc".to_owned()], false);
+    assert!(longer.tokens_after(&tokenizer, &log).starts_with(&log));
+}

@@ -151,3 +151,15 @@ fn from_vocab_json() -> Vec<u8> {
     }))
     .unwrap()
 }
+
+/// Long words, long white space and long runs of digits cost what their length is worth: were any of them quadratic,
+/// this test would not come to an end.
+#[test]
+fn long_texts_are_encoded_in_one_go() {
+    let tokenizer = tokenizer();
+    for part in ["a", " ", "\n", "7", "<|", "<|end|>", "ab ", "漢"] {
+        let text = part.repeat(150_000 / part.len());
+        assert_eq!(tokenizer.decode(&tokenizer.encode(&text)), text);
+        assert_eq!(tokenizer.decode(&tokenizer.encode_special(&text)), text.replace("<|end|>", ""));
+    }
+}

@@ -65,6 +65,8 @@ async fn full_means_refused_and_nothing_changed() {
 #[tokio::test]
 async fn a_hundred_thousand_sessions_fit() {
     let (store, _) = store(EmbeddedOptions::default());
+    let (clock, mut leases) = (Clock::system(), Vec::new());
+    let start = clock.now();
     for g in 0..100 {
         let id = format!("g{g}");
         let lease = store.grant(Duration::from_secs(60)).await.unwrap().id;
@@ -72,11 +74,24 @@ async fn a_hundred_thousand_sessions_fit() {
         let sessions = (0..1000).map(|s| key("default", &format!("session-{g}-{s}"))).collect();
         let outcomes = store.claim(lease, &group(&id), sessions).await.unwrap();
         assert!(outcomes.iter().all(|outcome| *outcome == ClaimOutcome::Won));
+        leases.push(lease);
     }
+    let claimed = clock.now();
     let mut watch = store.watch().await.unwrap();
     let mut mirror = Mirror::default();
     mirror.until(&mut watch, |mirror| mirror.snapshots == 1).await;
     assert_eq!((mirror.groups.len(), mirror.claims.len()), (100, 100_000));
+    let seen = clock.now();
+    store.revoke(leases[0]).await.unwrap();
+    let revoked = clock.now();
+    mirror.until(&mut watch, |mirror| mirror.groups.len() == 99).await;
+    assert_eq!(mirror.claims.len(), 99_000);
+    println!(
+        "100,000 sessions: claimed in {:?}, snapshot read in {:?}, one group of 1,000 ended in {:?}",
+        claimed.since(start),
+        seen.since(claimed),
+        revoked.since(seen)
+    );
 }
 
 /// One step of a random history; numbers are indices modulo what there is.
@@ -226,6 +241,7 @@ proptest! {
             let look = matches!(op, Op::Watch);
             step(op, &store, &hand, &mut model);
             if look {
+                store.sweep();
                 while let Some(update) = watch.next().now_or_never() {
                     mirror.apply(update.unwrap().unwrap());
                 }

@@ -13,5 +13,6 @@ pub use group::{capacity, group_record, owner};
 pub use ids::{group_id, optional_session, route, session_id, session_key};
 pub use sampling::sampling;
 pub use turn::{
-    KNOWN_POLICIES, MAX_INPUT_TOKENS, MAX_MODEL_BYTES, extent, model_name, optional_model, retention, turn_request,
+    KNOWN_POLICIES, MAX_INPUT_TOKENS, MAX_MODEL_BYTES, extent, model_name, optional_model, retention,
+    turn_request,
 };

@@ -133,7 +133,7 @@ impl HawserService {
         };
         let _permit = self.admission.enter()?;
         let groups = self.placer.view.groups();
-        let answers = groups.iter().map(|group| self.sessions_of(group, limit, deadline));
+        let answers = groups.into_iter().map(|group| self.sessions_of(group, limit, deadline));
         let mut answers = stream::iter(answers).buffer_unordered(FAN_OUT);
         let (mut sessions, mut truncated) = (Vec::new(), false);
         while let Some(answer) = answers.next().await {
@@ -153,7 +153,7 @@ impl HawserService {
 
     async fn sessions_of(
         &self,
-        group: &GroupRecord,
+        group: GroupRecord,
         limit: u32,
         deadline: Deadline,
     ) -> Option<v1::ListSessionsResponse> {

@@ -15,7 +15,7 @@ use crate::attempts::Replay;
 use crate::deadline::Deadline;
 use crate::error::RouteError;
 use crate::place::{Call, To};
-use crate::relay::{Ends, Holds, Relay};
+use crate::relay::{Ends, Relay};
 use crate::view::Target;
 
 /// Initial metadata that carries the session's handle.
@@ -46,7 +46,7 @@ impl HawserService {
             deadline: deadline.left(&self.placer.clock).map(|left| Box::pin(tokio::time::sleep(left))),
             cut: Box::pin(self.cut.clone().cancelled_owned()),
         };
-        let relay = Relay::new(target.owner.group, first, upstream, ends, Holds { permit, in_flight });
+        let relay = Relay::new(target.owner.group, first, upstream, ends, (permit, in_flight));
         let mut response = Response::new(relay);
         if let Some(handle) = handle {
             response.metadata_mut().insert(SESSION_HEADER, handle);

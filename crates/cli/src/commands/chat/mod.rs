@@ -105,7 +105,10 @@ async fn open(client: &Client, options: &Options) -> anyhow::Result<Session> {
     if let Some(id) = &options.session {
         match client.describe_session(id.as_str()).await {
             Ok(info) if info.turns > 0 => {
-                line(dim(format!("resuming {id} on {}: {} turns, {} tokens", info.group, info.turns, info.tokens)));
+                line(dim(format!(
+                    "resuming {id} on {}: {} turns, {} tokens",
+                    info.group, info.turns, info.tokens
+                )));
                 held = true;
             }
             Ok(_) => {}

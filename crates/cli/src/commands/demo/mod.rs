@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use hawser_client::Client;
 
 use self::cluster::{Cluster, Setup};
-use self::play::{Play, Plan};
+use self::play::{Plan, Play};
 use super::serving::threads_each;
 use crate::args::Global;
 use crate::config::{Config, Overrides};

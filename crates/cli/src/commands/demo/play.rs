@@ -73,7 +73,9 @@ impl Play {
         let began = self.clock.now();
         cluster.stop_group(owner).await?;
         let took = time(self.clock.now().since(began));
-        line(format!("{owner} handed its sessions over and ended after {took}; the next turn has to run elsewhere\n"));
+        line(format!(
+            "{owner} handed its sessions over and ended after {took}; the next turn has to run elsewhere\n"
+        ));
         Ok(())
     }
 

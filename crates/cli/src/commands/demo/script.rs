@@ -20,7 +20,8 @@ pub const TASK: &str = "Since the deployment at 14:02 the checkout service of ou
     with an error 502. Find out why, and say what to do. What would you look at first?";
 
 /// Asked last, without a tool.
-pub const CONCLUSION: &str = "Thank you. Sum up in two sentences: what was the cause, and what should we do now?";
+pub const CONCLUSION: &str =
+    "Thank you. Sum up in two sentences: what was the cause, and what should we do now?";
 
 /// The tool calls in order; a turn each.
 pub const STEPS: &[Step] = &[

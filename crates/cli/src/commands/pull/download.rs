@@ -48,7 +48,8 @@ pub fn file(url: &str, target: &Path) -> Result<(), DownloadError> {
     let continued = response.status().as_u16() == 206;
     let start = if continued { have } else { 0 };
     let total = response.body().content_length().map(|rest| start + rest);
-    let opened = OpenOptions::new().create(true).append(continued).write(true).truncate(!continued).open(&part);
+    let opened =
+        OpenOptions::new().create(true).append(continued).write(true).truncate(!continued).open(&part);
     let mut out = opened.map_err(|source| DownloadError::Write { path: part.clone(), source })?;
     let bar = bar(target, total);
     bar.set_position(start);
@@ -115,7 +116,9 @@ fn failure(url: &str, error: ureq::Error) -> DownloadError {
 fn bar(target: &Path, total: Option<u64>) -> ProgressBar {
     let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let (bar, template) = match total {
-        Some(total) => (ProgressBar::new(total), "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}"),
+        Some(total) => {
+            (ProgressBar::new(total), "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}")
+        }
         None => (ProgressBar::no_length(), "{msg} {spinner} {bytes} {bytes_per_sec}"),
     };
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());

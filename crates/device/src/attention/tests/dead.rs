@@ -32,7 +32,11 @@ proptest! {
 
 /// A sequence whose context is mostly dead.
 fn mostly_dead() -> Case {
-    Case::new(11, Sizes { kv_heads: 2, group: 3, head_dim: 32, positions: 1_100, rows: 1, live_percent: 10 }, RowType::F32)
+    Case::new(
+        11,
+        Sizes { kv_heads: 2, group: 3, head_dim: 32, positions: 1_100, rows: 1, live_percent: 10 },
+        RowType::F32,
+    )
 }
 
 /// Attention over all positions where each dead one reads a row full of `sentinel` instead of being left out.
@@ -50,7 +54,10 @@ fn with_sentinel(case: &Case, sentinel: f32) -> Vec<f32> {
 fn a_row_of_zeros_would_take_softmax_mass() {
     let case = mostly_dead();
     let difference = largest_difference(&with_sentinel(&case, 0.0), &dense_as_given(&case));
-    assert!(difference > 0.05, "{difference}: the kernel must exclude dead positions, not read zeros for them");
+    assert!(
+        difference > 0.05,
+        "{difference}: the kernel must exclude dead positions, not read zeros for them"
+    );
 }
 
 #[test]
@@ -61,7 +68,10 @@ fn a_row_of_large_negative_numbers_would_take_all_softmax_mass() {
     let takes_all = |(head, q): (usize, &[f32])| q.iter().sum::<f32>() < 0.0 && found[head * 32] == -1e4;
     let heads = case.q.chunks_exact(32).enumerate().filter(|&head| takes_all(head)).count();
     assert!(heads > 0, "the counter-example must show up in some head");
-    assert!(case.attend(1, Isa::best(), &[1]).iter().all(|x| x.abs() <= 2.0), "while the kernel stays among the values");
+    assert!(
+        case.attend(1, Isa::best(), &[1]).iter().all(|x| x.abs() <= 2.0),
+        "while the kernel stays among the values"
+    );
 }
 
 #[test]

@@ -4,7 +4,11 @@ use super::*;
 use proptest::prelude::*;
 
 /// Dense attention in f64 over all positions, with a mask. `key(p, head)` gives a row of D numbers.
-pub(super) fn dense(case: &Case, key: &dyn Fn(usize, usize) -> Vec<f32>, value: &dyn Fn(usize, usize) -> Vec<f32>) -> Vec<f32> {
+pub(super) fn dense(
+    case: &Case,
+    key: &dyn Fn(usize, usize) -> Vec<f32>,
+    value: &dyn Fn(usize, usize) -> Vec<f32>,
+) -> Vec<f32> {
     let Sizes { group, head_dim, positions, rows, .. } = case.sizes;
     let mut out = vec![0.0; case.q.len()];
     for row in 0..rows {
@@ -14,7 +18,13 @@ pub(super) fn dense(case: &Case, key: &dyn Fn(usize, usize) -> Vec<f32>, value: 
             let q = &case.q[at..at + head_dim];
             let logit = |p: usize| {
                 let masked = p > position || !case.live[p];
-                let dot = || key(p, head / group).iter().zip(q).map(|(&k, &q)| f64::from(k) * f64::from(q)).sum::<f64>();
+                let dot = || {
+                    key(p, head / group)
+                        .iter()
+                        .zip(q)
+                        .map(|(&k, &q)| f64::from(k) * f64::from(q))
+                        .sum::<f64>()
+                };
                 if masked { f64::NEG_INFINITY } else { dot() / (head_dim as f64).sqrt() }
             };
             let logits: Vec<f64> = (0..positions).map(logit).collect();
@@ -57,11 +67,15 @@ fn dense_as_stored(case: &Case) -> Vec<f32> {
 
 pub(super) fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| if a.is_nan() || b.is_nan() { f32::INFINITY } else { (a - b).abs() }).fold(0.0, f32::max)
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| if a.is_nan() || b.is_nan() { f32::INFINITY } else { (a - b).abs() })
+        .fold(0.0, f32::max)
 }
 
 pub(super) fn sizes() -> impl Strategy<Value = Sizes> {
-    let dims = prop_oneof![1usize..20, Just(32), Just(64), Just(72), Just(80), Just(96), Just(128), 20usize..140];
+    let dims =
+        prop_oneof![1usize..20, Just(32), Just(64), Just(72), Just(80), Just(96), Just(128), 20usize..140];
     // Most lists are short; some end at, before and after a block.
     let positions = prop_oneof![1usize..40, 40usize..700, 250usize..262, 510usize..516];
     (1usize..4, 1usize..10, dims, positions, 0usize..60, prop_oneof![0u32..101, Just(100)]).prop_map(

@@ -96,7 +96,8 @@ proptest! {
 fn extreme_quants_do_not_overflow() {
     let threads = pool(1);
     for format in QUANTISED {
-        for (byte, x) in [(0xff, 1.0f32), (0xff, -1.0), (0x00, 1.0), (0x80, 1.0), (0x80, -1.0), (0x7f, -1.0)] {
+        for (byte, x) in [(0xff, 1.0f32), (0xff, -1.0), (0x00, 1.0), (0x80, 1.0), (0x80, -1.0), (0x7f, -1.0)]
+        {
             let mut block = f16::ONE.to_le_bytes().repeat(format.scales());
             block.resize(format.block_bytes(), byte);
             let (data, x) = (block.repeat(9 * 3), [x; 96]);

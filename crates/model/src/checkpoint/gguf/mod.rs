@@ -57,6 +57,7 @@ pub(super) fn read(file: &[u8], index: usize, table: &mut TensorTable) -> Result
         let entry = tensor.place(data_from, alignment, file.len() as u64, index)?;
         table.insert(tensor.name, entry)?;
     }
+    table.check_overlap()?;
     Ok(Header { metadata, data_from: usize::try_from(data_from).unwrap_or(file.len()).min(file.len()) })
 }
 

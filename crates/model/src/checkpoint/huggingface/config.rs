@@ -92,7 +92,7 @@ pub(super) fn parse(text: &str) -> Result<(ModelConfig, Vec<u32>), CheckpointFau
         layers: keys.num_hidden_layers,
         heads,
         kv_heads: keys.num_key_value_heads.unwrap_or(heads),
-        head_dim: keys.head_dim.unwrap_or(keys.hidden_size / heads.max(1)),
+        head_dim: keys.head_dim.unwrap_or_else(|| keys.hidden_size / heads.max(1)),
         vocab: keys.vocab_size,
         rope: rope(&keys)?,
         rms_eps: keys.rms_norm_eps as f32,

@@ -150,3 +150,6 @@ pub(super) fn read_header(
     }
     Ok(header + 8)
 }
+
+#[cfg(test)]
+mod tests;

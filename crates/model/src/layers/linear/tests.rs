@@ -10,7 +10,6 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use super::*;
-use crate::checkpoint::dequantize;
 
 const ROWS: usize = 64;
 const COLS: usize = 512;
@@ -27,8 +26,9 @@ fn random(rng: &mut StdRng, count: usize) -> Vec<f32> {
 
 fn matrix(rng: &mut StdRng, dtype: GgmlDType) -> Matrix {
     let weights = Tensor::from_vec(random(rng, ROWS * COLS), (ROWS, COLS), &Device::Cpu).unwrap();
-    let data = QTensor::quantize(&weights, dtype).unwrap().data().unwrap().into_owned();
-    let dense = dequantize(dtype, &data, ROWS * COLS).unwrap();
+    let quantised = QTensor::quantize(&weights, dtype).unwrap();
+    let data = quantised.data().unwrap().into_owned();
+    let dense = quantised.dequantize(&Device::Cpu).unwrap().flatten_all().unwrap().to_vec1().unwrap();
     Matrix { dtype, data, dense }
 }
 
@@ -38,7 +38,7 @@ fn view(matrix: &Matrix) -> MatrixView<'_> {
 
 fn forward(linear: &Linear, x: &[f32]) -> Vec<f32> {
     let threads = Threads::new(NonZeroUsize::new(2).unwrap());
-    let mut out = vec![0.0; x.len() / COLS * linear.rows()];
+    let mut out = vec![0.0; x.len() / COLS * linear.rows];
     linear.forward(&threads, x, &mut out, Write::Store, &mut LinearScratch::default()).unwrap();
     out
 }
@@ -59,7 +59,7 @@ fn products_of_any_mix_of_formats_are_right_and_independent_of_the_batch() {
             let ordered =
                 [Ordered { view: view(&a), order: Some(&order) }, Ordered { view: view(&b), order: None }];
             let linear = Linear::new(&ordered).unwrap();
-            assert_eq!(linear.rows(), 2 * ROWS);
+            assert_eq!(linear.rows, 2 * ROWS);
             let mut weights: Vec<f32> = a.dense.chunks(COLS).rev().flatten().copied().collect();
             weights.extend(&b.dense);
             let x = random(&mut rng, 40 * COLS);

@@ -5,7 +5,9 @@
 //! nothing. Promises: text from messages cannot become a special token, and a hostile template ends with an error.
 //! Never reads the clock.
 
+mod dialect;
 mod json;
+mod methods;
 mod values;
 
 use std::sync::Arc;
@@ -104,10 +106,11 @@ impl ChatTemplate {
         let config = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(syntax)?;
         environment.set_syntax(config);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_unknown_method_callback(methods::call);
         environment.add_filter("tojson", json::tojson);
+        environment.add_filter(dialect::EACH, dialect::each);
         environment.add_function("raise_exception", raise);
-        environment.add_template_owned(NAME, without_generation_tags(source)).map_err(syntax)?;
+        environment.add_template_owned(NAME, dialect::translate(source)).map_err(syntax)?;
         Ok(Self { environment: Arc::new(environment) })
     }
 
@@ -125,7 +128,7 @@ impl ChatTemplate {
         }
         let context = values::context(tokenizer, request)?;
         let mut environment = (*self.environment).clone();
-        environment.set_fuel(Some(FUEL + values::bytes(request)));
+        environment.set_fuel(Some(FUEL.saturating_add(values::work(request))));
         let template = environment.get_template(NAME).map_err(failed)?;
         let output = template.render(context).map_err(failed)?;
         Ok(Rendered::from_output(tokenizer, &output))
@@ -149,34 +152,6 @@ fn failed(error: minijinja::Error) -> RenderError {
         cause = next.source();
     }
     RenderError::Failed(Box::new(error))
-}
-
-/// `{% generation %}` marks the assistant's text for training and prints nothing itself: it becomes a block that is
-/// always taken.
-fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(open) = rest.find("{%") {
-        let (before, tag) = rest.split_at(open + 2);
-        out.push_str(before);
-        let inner = tag.trim_start_matches(['-', '+']).trim_start();
-        let word = inner.trim_start_matches("end").len();
-        let name_bytes = inner.len() - word + "generation".len();
-        let is_generation =
-            inner.get(..name_bytes).is_some_and(|n| n == "generation" || n == "endgeneration");
-        let closes = inner
-            .get(name_bytes..)
-            .is_some_and(|t| t.trim_start().trim_start_matches(['-', '+']).starts_with("%}"));
-        if is_generation && closes {
-            out.push_str(&tag[..tag.len() - inner.len()]);
-            out.push_str(if inner.starts_with("end") { "endif" } else { "if true" });
-            rest = &inner[name_bytes..];
-        } else {
-            rest = tag;
-        }
-    }
-    out.push_str(rest);
-    out
 }
 
 #[cfg(test)]

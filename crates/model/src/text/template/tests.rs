@@ -37,15 +37,16 @@ fn e22_undefined_is_empty_but_has_no_attributes() {
     assert_eq!(render("[{{ nothing }}{{ messages[0].nothing }}]", &user("x")).unwrap(), "[]");
     assert!(render("{{ nothing.more }}", &user("x")).is_err());
     assert!(render("{{ nothing | tojson }}", &user("x")).is_err());
+    assert_eq!(render("[{% for x in nothing %}x{% endfor %}]", &user("x")).unwrap(), "[]");
+    assert!(render("{% for t in tools %}{% endfor %}", &user("x")).is_err(), "none is not iterable");
     assert_eq!(render("{{ tools }} {{ true }} {{ 1.0 }}", &user("x")).unwrap(), "None True 1.0");
 }
 
 #[test]
-fn e22_generation_tags_and_loop_controls() {
-    let source = "{% for m in messages %}\n  {%- generation -%}  {{ m.content }}  {% endgeneration +%}\n{% break %}{% endfor %}";
-    assert_eq!(render(source, &[user("a"), user("b")].concat()).unwrap(), "a  \n");
-    assert_eq!(without_generation_tags("{% generations %}{% end %}{%"), "{% generations %}{% end %}{%");
-    assert_eq!(without_generation_tags("é{%endgeneration%}"), "é{%endif%}");
+fn e22_generation_tags_loop_controls_and_continued_strings() {
+    let source = "{% for m in messages %}\n  {%- generation -%}  {{ m.content }}  {% endgeneration %}\n{% break %}{% endfor %}";
+    assert_eq!(render(source, &[user("a"), user("b")].concat()).unwrap(), "a  ");
+    assert_eq!(render("{{ 'joined \\\nline' }}", &user("x")).unwrap(), "joined line");
 }
 
 #[test]
@@ -72,7 +73,8 @@ fn e22_arguments_and_parameters_keep_their_order_and_must_be_json() {
 fn words_inside_special_tokens_are_left_alone() {
     let source = "{{ messages[0].content == 'end' }} {{ messages[0].content.title() }} {{ tools[0].function.parameters.end }}";
     let template = ChatTemplate::compile(source).unwrap();
-    let tool = Tool { name: "s".into(), description: "x <".into(), parameters_json: r#"{"end": "e"}"#.into() };
+    let tool =
+        Tool { name: "s".into(), description: "x <".into(), parameters_json: r#"{"end": "e"}"#.into() };
     let rendered = template.render(&tokenizer(), &request(&user("end"), &[tool])).unwrap();
     assert_eq!(rendered.text(), "True End e");
 }
@@ -101,7 +103,10 @@ fn a_long_conversation_has_work_to_spare() {
     let messages: Vec<Message> =
         (0..2000).map(|n| Message::text(Role::User, format!("{n} ").repeat(200))).collect();
     let source = "{% for m in messages %}{% if loop.last or not messages[loop.index].nothing %}<|s|>{{ m.role + '\n' + m.content | trim }}<|end|>\n{% endif %}{% endfor %}";
-    assert!(render(source, &messages).unwrap().ends_with("1999<|end|>\n"));
+    assert!(render(source, &messages).unwrap().ends_with("1999 1999<|end|>\n"));
+    let short: Vec<Message> = (0..5000).map(|_| Message::text(Role::User, "x")).collect();
+    let collects = "{% set ns = namespace(l=[]) %}{% for m in messages %}{% set ns.l = ns.l + [m] %}{% endfor %}{{ ns.l | length }}";
+    assert_eq!(render(collects, &short).unwrap(), "5000");
 }
 
 #[test]

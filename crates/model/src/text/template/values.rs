@@ -11,12 +11,14 @@ use crate::text::marked::guard;
 use crate::text::specials::Specials;
 use crate::text::tokenizer::Tokenizer;
 
-/// What the input weighs, in units of a template's work.
-pub(super) fn bytes(request: &RenderRequest<'_>) -> u64 {
+/// Work that the input is worth to a template: a unit per byte, and one per pair of messages, because templates that
+/// collect messages in a list copy the list for each of them.
+pub(super) fn work(request: &RenderRequest<'_>) -> u64 {
     let calls = |m: &Message| m.tool_calls.iter().map(|c| c.arguments_json.len()).sum::<usize>();
     let messages: usize = request.messages.iter().map(|m| m.content.len() + calls(m)).sum();
     let tools: usize = request.tools.iter().map(|t| t.description.len() + t.parameters_json.len()).sum();
-    u64::try_from(messages + tools).unwrap_or(u64::MAX / 2)
+    let pairs = request.messages.len().saturating_mul(request.messages.len());
+    u64::try_from(messages.saturating_add(tools).saturating_add(pairs)).unwrap_or(u64::MAX)
 }
 
 /// All that the template sees.

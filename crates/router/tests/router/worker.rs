@@ -1,0 +1,301 @@
+//! A worker whose turns are made up, but whose registration, claims and connections are real.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::Stream;
+use futures_util::stream::{self, StreamExt as _};
+use hawser_common::clock::Clock;
+use hawser_common::group::{Capacity, GroupRecord, Owner};
+use hawser_common::tasks::Tasks;
+use hawser_common::{Coded, Epoch, ErrorCode, GroupId, SessionId, SessionKey, TenantId};
+use hawser_placement::{Registration, RegistrationHandle, Store};
+use hawser_proto::fault::Origin;
+use hawser_proto::v1::generate_response::Frame;
+use hawser_proto::v1::worker_server::{Worker, WorkerServer};
+use hawser_proto::{Fault, convert, status, v1};
+use tokio::sync::watch;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Response, Status};
+
+pub(crate) const TTL: Duration = Duration::from_secs(60);
+
+/// What a fake worker does with the next turns.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Script {
+    /// Refuse before anything happens.
+    pub(crate) refuse: Option<ErrorCode>,
+    /// Do not answer at all.
+    pub(crate) stall: bool,
+    pub(crate) chunks: usize,
+    pub(crate) then: Then,
+}
+
+/// How a turn ends after its chunks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Then {
+    Finish,
+    /// Go on for ever without a frame.
+    Hang,
+    /// End the stream without a result.
+    Stop,
+    Fail(ErrorCode),
+}
+
+impl Default for Script {
+    fn default() -> Self {
+        Self { refuse: None, stall: false, chunks: 3, then: Then::Finish }
+    }
+}
+
+/// What the outside can see of a fake worker.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Seen {
+    pub(crate) started: usize,
+    pub(crate) ended: usize,
+    pub(crate) timeout: Option<Duration>,
+}
+
+#[derive(Clone)]
+pub(crate) struct FakeWorker {
+    pub(crate) registration: RegistrationHandle,
+    script: Arc<Mutex<Script>>,
+    sessions: Arc<Mutex<HashMap<String, u32>>>,
+    pub(crate) seen: watch::Sender<Seen>,
+    runtime: Arc<Mutex<Option<tokio::runtime::Runtime>>>,
+}
+
+fn fault(code: ErrorCode, owner: Option<Owner>) -> Status {
+    let message = format!("the fake worker says {}", code.name());
+    status(&Fault { code, message, owner, retry_after: None, origin: Origin::Answered })
+}
+
+impl FakeWorker {
+    /// A worker with a runtime of its own, so that it can be killed with all its connections.
+    pub(crate) async fn start(id: &str, model: &str, store: Arc<dyn Store>, tasks: &Tasks) -> Self {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let incoming = {
+            let _inside = runtime.enter();
+            TcpIncoming::bind(([127, 0, 0, 1], 0).into()).unwrap()
+        };
+        let record = GroupRecord {
+            id: GroupId::parse(id).unwrap(),
+            model: model.to_owned(),
+            address: format!("http://{}", incoming.local_addr().unwrap()),
+            tp: 1,
+            epoch: Epoch(0),
+            capacity: Capacity { slots_total: 1000, slots_free: 1000, ..Capacity::default() },
+            draining: false,
+        };
+        let registration = Registration::start(store, Clock::system(), tasks, record, TTL).await.unwrap();
+        let worker = Self {
+            registration,
+            script: Arc::default(),
+            sessions: Arc::default(),
+            seen: watch::Sender::new(Seen::default()),
+            runtime: Arc::default(),
+        };
+        let server = tonic::transport::Server::builder().add_service(WorkerServer::new(worker.clone()));
+        runtime.handle().spawn(server.serve_with_incoming(incoming));
+        *worker.runtime.lock().unwrap() = Some(runtime);
+        worker
+    }
+
+    pub(crate) fn id(&self) -> String {
+        self.registration.group().to_string()
+    }
+
+    pub(crate) fn script(&self, script: Script) {
+        *self.script.lock().unwrap() = script;
+    }
+
+    /// Dies with every connection. The lease stays until the registration is stopped.
+    pub(crate) fn kill(&self) {
+        if let Some(runtime) = self.runtime.lock().unwrap().take() {
+            runtime.shutdown_background();
+        }
+    }
+
+    /// Waits until `done`.
+    pub(crate) async fn until(&self, done: impl FnMut(&Seen) -> bool) -> Seen {
+        let mut seen = self.seen.subscribe();
+        let limit = Duration::from_secs(20);
+        *tokio::time::timeout(limit, seen.wait_for(done)).await.expect("the worker never saw it").unwrap()
+    }
+
+    fn key(session: &str) -> SessionKey {
+        SessionKey { tenant: TenantId::single(), session: SessionId::parse(session).unwrap() }
+    }
+
+    /// What a worker does before a session's first turn, or any other.
+    async fn own(&self, route: Option<&v1::Route>, session: &str) -> Result<(), Status> {
+        let (_, epoch) = convert::route(route).map_err(|error| status(&error))?;
+        if epoch != self.registration.epoch() {
+            let group = self.registration.group().clone();
+            return Err(fault(
+                ErrorCode::StaleOwner,
+                Some(Owner { group, epoch: self.registration.epoch() }),
+            ));
+        }
+        if session.is_empty() {
+            return Ok(());
+        }
+        match self.registration.claim(Self::key(session)).await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(fault(error.code(), error.owner().cloned())),
+        }
+    }
+
+    fn info(&self, session: &str) -> v1::SessionInfo {
+        let turns = self.sessions.lock().unwrap().get(session).copied().unwrap_or(0);
+        v1::SessionInfo { id: session.to_owned(), group: self.id(), turns, ..Default::default() }
+    }
+}
+
+/// Counts a turn's end, however it ends.
+struct Turn(watch::Sender<Seen>);
+
+impl Turn {
+    fn start(seen: &watch::Sender<Seen>, timeout: Option<Duration>) -> Self {
+        seen.send_modify(|seen| {
+            seen.started += 1;
+            seen.timeout = timeout;
+        });
+        Self(seen.clone())
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.send_modify(|seen| seen.ended += 1);
+    }
+}
+
+fn frame(frame: Frame) -> Result<v1::GenerateResponse, Status> {
+    Ok(v1::GenerateResponse { frame: Some(frame) })
+}
+
+#[tonic::async_trait]
+impl Worker for FakeWorker {
+    type GenerateStream = Pin<Box<dyn Stream<Item = Result<v1::GenerateResponse, Status>> + Send>>;
+
+    async fn generate(
+        &self,
+        request: Request<v1::WorkerGenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        let turn = Turn::start(&self.seen, hawser_proto::deadline(request.metadata()));
+        let script = self.script.lock().unwrap().clone();
+        let message = request.into_inner();
+        let request = message.request.unwrap();
+        if script.stall {
+            std::future::pending::<()>().await;
+        }
+        if let Some(code) = script.refuse {
+            return Err(fault(code, None));
+        }
+        self.own(message.route.as_ref(), &request.session).await?;
+        let parsed = convert::turn_request(request.clone()).map_err(|error| status(&error))?;
+        let known = self.sessions.lock().unwrap().contains_key(&request.session);
+        if parsed.extent == hawser_common::request::Extent::Delta && !known {
+            self.registration.release(Self::key(&request.session)).await;
+            return Err(fault(ErrorCode::SessionLost, None));
+        }
+        let placed = v1::Placed {
+            session: request.session.clone(),
+            group: self.id(),
+            epoch: self.registration.epoch().0,
+            model: request.model.clone(),
+        };
+        let mut frames = vec![frame(Frame::Placed(placed))];
+        for i in 0..script.chunks {
+            frames.push(frame(Frame::Chunk(v1::Chunk { text: format!("t{i} "), ..Default::default() })));
+        }
+        let rest = match script.then {
+            Then::Finish => {
+                let mut sessions = self.sessions.lock().unwrap();
+                let turns = sessions.entry(request.session).or_default();
+                *turns += 1;
+                frames.push(frame(Frame::Finished(v1::Finished { turn: *turns, ..Default::default() })));
+                stream::empty().boxed()
+            }
+            Then::Hang => stream::pending().boxed(),
+            Then::Stop => stream::empty().boxed(),
+            Then::Fail(code) => stream::iter([Err(fault(code, None))]).boxed(),
+        };
+        let frames = stream::iter(frames).chain(rest).map(move |frame| {
+            let _held = &turn;
+            frame
+        });
+        Ok(Response::new(frames.boxed()))
+    }
+
+    async fn open_session(
+        &self,
+        request: Request<v1::WorkerOpenSessionRequest>,
+    ) -> Result<Response<v1::OpenSessionResponse>, Status> {
+        if let Some(code) = self.script.lock().unwrap().refuse {
+            return Err(fault(code, None));
+        }
+        let message = request.into_inner();
+        let session = message.request.unwrap().session;
+        self.own(message.route.as_ref(), &session).await?;
+        self.sessions.lock().unwrap().entry(session.clone()).or_default();
+        Ok(Response::new(v1::OpenSessionResponse { session: Some(self.info(&session)) }))
+    }
+
+    async fn fork_session(
+        &self,
+        request: Request<v1::WorkerForkSessionRequest>,
+    ) -> Result<Response<v1::ForkSessionResponse>, Status> {
+        let message = request.into_inner();
+        let fork = message.request.unwrap().fork;
+        self.own(message.route.as_ref(), &fork).await?;
+        self.sessions.lock().unwrap().entry(fork.clone()).or_default();
+        Ok(Response::new(v1::ForkSessionResponse { session: Some(self.info(&fork)) }))
+    }
+
+    async fn close_session(
+        &self,
+        request: Request<v1::WorkerCloseSessionRequest>,
+    ) -> Result<Response<v1::CloseSessionResponse>, Status> {
+        let session = request.into_inner().request.unwrap().session;
+        self.sessions.lock().unwrap().remove(&session);
+        self.registration.release(Self::key(&session)).await;
+        Ok(Response::new(v1::CloseSessionResponse { slots_freed: 7 }))
+    }
+
+    async fn describe_session(
+        &self,
+        request: Request<v1::WorkerDescribeSessionRequest>,
+    ) -> Result<Response<v1::DescribeSessionResponse>, Status> {
+        let session = request.into_inner().request.unwrap().session;
+        Ok(Response::new(v1::DescribeSessionResponse { session: Some(self.info(&session)) }))
+    }
+
+    async fn list_sessions(
+        &self,
+        _request: Request<v1::WorkerListSessionsRequest>,
+    ) -> Result<Response<v1::ListSessionsResponse>, Status> {
+        let ids: Vec<_> = self.sessions.lock().unwrap().keys().cloned().collect();
+        let sessions = ids.iter().map(|id| self.info(id)).collect();
+        Ok(Response::new(v1::ListSessionsResponse { sessions, truncated: false }))
+    }
+
+    async fn describe_model(
+        &self,
+        _request: Request<v1::DescribeModelRequest>,
+    ) -> Result<Response<v1::DescribeModelResponse>, Status> {
+        let model = v1::ModelInfo { architecture: "fake".into(), context_tokens: 99, ..Default::default() };
+        Ok(Response::new(v1::DescribeModelResponse { model: Some(model) }))
+    }
+
+    async fn tokenize(
+        &self,
+        _request: Request<v1::TokenizeRequest>,
+    ) -> Result<Response<v1::TokenizeResponse>, Status> {
+        Ok(Response::new(v1::TokenizeResponse { ids: vec![1, 2], text: "x".into() }))
+    }
+}
