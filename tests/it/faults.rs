@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use hawser_client::{Client, Sampling, wire};
+use hawser_common::tasks::Tasks;
 use hawser_common::{Coded, ErrorCode};
 
 use crate::cluster::{Cluster, chat_request, run, token_request, words};
@@ -117,7 +118,7 @@ async fn a_turn_that_runs_when_its_group_drains_finishes_first() {
     let mut frames = cluster.client.generate(request, None).await.unwrap();
     frames.next().await.unwrap();
     let worker = cluster.workers.remove(0);
-    let leaving = tokio::spawn(worker.shutdown(Duration::from_secs(30)));
+    let leaving = Tasks::new().spawn(worker.shutdown(Duration::from_secs(30)));
     let mut tokens = 0;
     while let Some(frame) = frames.next().await.unwrap() {
         if let hawser_client::Frame::Chunk(chunk) = frame {

@@ -186,7 +186,7 @@ async fn e16_larger_than_the_pool_is_refused_at_once_and_a_burst_queues_in_bound
             }
         }
     }
-    assert!(served >= 14, "what fits runs and waits; served {served}, refused {refused}");
+    assert!(served >= 10, "as many as may wait are served; served {served}, refused {refused}");
     assert_eq!(run(&cluster.client, token_request("", &words(51, 30), 4)).await.unwrap().tokens.len(), 4);
     cluster.wait_until_empty().await;
     cluster.stop().await;
@@ -220,7 +220,10 @@ async fn a_seed_reproduces_a_sampled_turn_and_a_drawn_one_is_returned() {
     let sampled = |seed: Option<u64>| {
         let mut request = chat_request("", &[(wire::Role::User, "Tell me a story.")], 24);
         let sampling = Sampling::new().temperature(1.2).top_p(0.95).max_tokens(24);
-        request.sampling = Some(seed.map_or(sampling.clone(), |seed| sampling.seed(seed)).to_wire());
+        request.sampling = Some(match seed {
+            Some(seed) => sampling.seed(seed).to_wire(),
+            None => sampling.to_wire(),
+        });
         request
     };
     let drawn = run(&cluster.client, sampled(None)).await.unwrap();

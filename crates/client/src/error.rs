@@ -15,7 +15,9 @@ pub enum ClientError {
     #[error("{uri:?} is not a server address; write it as http://HOST:PORT")]
     Address { uri: String },
     /// Nothing listens there, or it is no gRPC server.
-    #[error("no server answers at {uri}: {cause}; start one with `hawser up`, or give the address of another")]
+    #[error(
+        "no server answers at {uri}: {cause}; start one with `hawser up`, or give the address of another"
+    )]
     Connect { uri: String, cause: String },
     /// The server refused before anything was delivered. The session is as it was.
     #[error("{0}")]

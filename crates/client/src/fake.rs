@@ -106,7 +106,7 @@ fn token(text: &str) -> Result<GenerateResponse, Status> {
 
 impl Seen {
     /// Adds the request to what is held; `false` where a delta meets nothing.
-    fn merge(&mut self, request: &v1::GenerateRequest) -> Option<Vec<v1::Message>> {
+    fn merge(&self, request: &v1::GenerateRequest) -> Option<Vec<v1::Message>> {
         let chat = chat(request);
         match chat.extent() {
             v1::Extent::Delta => {

@@ -117,7 +117,10 @@ mod tests {
 
     #[test]
     fn ids_take_their_alphabet_and_nothing_else() {
-        assert_eq!(SessionId::parse("agent-7:run.3_b").map(|id| id.to_string()), Ok("agent-7:run.3_b".to_owned()));
+        assert_eq!(
+            SessionId::parse("agent-7:run.3_b").map(|id| id.to_string()),
+            Ok("agent-7:run.3_b".to_owned())
+        );
         assert_eq!(SessionId::parse(""), Err(InvalidId::Empty { kind: "session" }));
         assert_eq!(GroupId::parse("a/b"), Err(InvalidId::Character { kind: "group", found: '/' }));
         assert_eq!(TenantId::parse(&"x".repeat(129)), Err(InvalidId::TooLong { kind: "tenant", bytes: 129 }));

@@ -93,8 +93,18 @@ impl Sampling {
         check("min_p", self.min_p, within(self.min_p, 0.0, 1.0), "0 to 1")?;
         let repetition = within(self.repetition_penalty, f32::MIN_POSITIVE, 10.0);
         check("repetition_penalty", self.repetition_penalty, repetition, "above 0 up to 10")?;
-        check("presence_penalty", self.presence_penalty, within(self.presence_penalty, -10.0, 10.0), "-10 to 10")?;
-        check("frequency_penalty", self.frequency_penalty, within(self.frequency_penalty, -10.0, 10.0), "-10 to 10")?;
+        check(
+            "presence_penalty",
+            self.presence_penalty,
+            within(self.presence_penalty, -10.0, 10.0),
+            "-10 to 10",
+        )?;
+        check(
+            "frequency_penalty",
+            self.frequency_penalty,
+            within(self.frequency_penalty, -10.0, 10.0),
+            "-10 to 10",
+        )?;
         if self.max_tokens == Some(0) {
             return Err(InvalidSampling::NoTokens);
         }
@@ -137,6 +147,9 @@ mod tests {
             Sampling { stop: vec!["a".into(), String::new()], ..ok.clone() }.validate(),
             Err(InvalidSampling::StopLength { index: 1, bytes: 0 })
         );
-        assert_eq!(Sampling { logprobs: Some(21), ..ok }.validate(), Err(InvalidSampling::Logprobs { found: 21 }));
+        assert_eq!(
+            Sampling { logprobs: Some(21), ..ok }.validate(),
+            Err(InvalidSampling::Logprobs { found: 21 })
+        );
     }
 }

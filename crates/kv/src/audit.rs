@@ -54,7 +54,8 @@ pub fn audit<'a>(pool: &SlotPool, maps: impl Iterator<Item = &'a SlotMap>) -> Re
 fn check_live(map: &SlotMap) -> Result<(), AuditError> {
     let len = u32::try_from(map.len()).expect("positions are 32-bit");
     let positions = (0..len).map(hawser_common::Position);
-    let with_slot = positions.filter_map(|p| map.slot(p).filter(|slot| !slot.is_dead()).map(|slot| (p, slot)));
+    let with_slot =
+        positions.filter_map(|p| map.slot(p).filter(|slot| !slot.is_dead()).map(|slot| (p, slot)));
     let listed = map.live_positions().iter().copied().zip(map.live().iter().copied());
     let same_length = map.live().len() == map.live_positions().len();
     if same_length && with_slot.eq(listed) { Ok(()) } else { Err(AuditError::LiveList) }

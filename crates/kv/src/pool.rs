@@ -63,7 +63,11 @@ impl SlotPool {
     /// # Errors
     /// [`PoolExhausted`] if there are fewer; the pool is then unchanged.
     pub fn allocate(&mut self, count: usize) -> Result<Vec<SlotId>, PoolExhausted> {
-        let left = self.free.len().checked_sub(count).ok_or(PoolExhausted { wanted: count, free: self.free.len() })?;
+        let left = self
+            .free
+            .len()
+            .checked_sub(count)
+            .ok_or(PoolExhausted { wanted: count, free: self.free.len() })?;
         let mut slots = self.free.split_off(left);
         slots.reverse();
         for slot in &slots {

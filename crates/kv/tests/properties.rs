@@ -1,4 +1,5 @@
 //! Properties 1-5 of the slot pool and the slot maps, over random operation sequences.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail loudly")]
 
 use hawser_common::{Position, SlotId};
 use hawser_kv::{EvictError, SlotMap, SlotPool, audit};

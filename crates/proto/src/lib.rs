@@ -14,7 +14,15 @@ pub use fault::{Fault, fault};
 pub use status::status;
 
 /// Generated from `proto/hawser/v1`.
-#[allow(clippy::all, missing_docs, unreachable_pub, reason = "generated code")]
+#[allow(
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::clone_on_ref_ptr,
+    clippy::too_many_lines,
+    missing_docs,
+    unreachable_pub,
+    reason = "generated code"
+)]
 pub mod v1 {
     tonic::include_proto!("hawser.v1");
 }

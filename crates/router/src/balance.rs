@@ -27,7 +27,7 @@ fn index(len: usize, rng: &mut impl Rng) -> Option<usize> {
     (len > 0).then(|| rng.random_range(0..len))
 }
 
-fn prefer<'a>(candidates: Vec<&'a Member>, good: impl Fn(&Member) -> bool) -> Vec<&'a Member> {
+fn prefer(candidates: Vec<&Member>, good: impl Fn(&Member) -> bool) -> Vec<&Member> {
     let preferred: Vec<_> = candidates.iter().copied().filter(|member| good(member)).collect();
     if preferred.is_empty() { candidates } else { preferred }
 }

@@ -28,6 +28,7 @@ pub fn spawn(
     let (commands, inbox) = std::sync::mpsc::sync_channel(options.queue);
     let driver = Driver::new(executor, &options, clock, inbox);
     let (capacity, latest) = watch::channel(driver.capacity());
-    let thread = std::thread::Builder::new().name("hawser-driver".to_owned()).spawn(move || driver.run(&capacity))?;
+    let thread =
+        std::thread::Builder::new().name("hawser-driver".to_owned()).spawn(move || driver.run(&capacity))?;
     Ok((DriverHandle::new(commands, latest), thread))
 }

@@ -1,5 +1,6 @@
 //! The scheduler against a model of what it promises, over random traffic. No model runs: the "engine" records
 //! which token was written to which slot, and every attention context is compared with the sequence's own tokens.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail loudly")]
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -51,7 +52,12 @@ impl Harness {
         }
     }
 
-    fn submit(&mut self, session: Option<usize>, prompt: Vec<u32>, max_new: usize) -> Result<SequenceId, Refusal> {
+    fn submit(
+        &mut self,
+        session: Option<usize>,
+        prompt: Vec<u32>,
+        max_new: usize,
+    ) -> Result<SequenceId, Refusal> {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
         let submission =
@@ -96,14 +102,21 @@ impl Harness {
             assert_eq!(context.len(), start, "nothing is pruned here: the context is the whole history");
             for (position, slot) in context.iter().enumerate() {
                 let row = self.rows[slot];
-                assert_eq!(row, (expected.tokens[position], position as u32), "the context holds its own rows");
+                assert_eq!(
+                    row,
+                    (expected.tokens[position], position as u32),
+                    "the context holds its own rows"
+                );
             }
             let tokens = &plan.tokens[entry.rows.clone()];
             assert_eq!(tokens, &expected.tokens[start..start + tokens.len()]);
             assert_eq!(entry.sample, start + tokens.len() == expected.tokens.len());
         }
         for ((&slot, &token), position) in plan.slots.iter().zip(&plan.tokens).zip(&plan.positions) {
-            assert!(!contexts.iter().flatten().any(|&read| read == slot), "a written slot is nobody's history");
+            assert!(
+                !contexts.iter().flatten().any(|&read| read == slot),
+                "a written slot is nobody's history"
+            );
             self.rows.insert(slot, (token, position.0));
         }
         let planned: Vec<SequenceId> = plan.entries.iter().map(|entry| entry.sequence).collect();
@@ -223,7 +236,12 @@ fn e1_the_same_prompt_again_and_a_strict_prefix_reuse_at_most_all_but_the_last_t
     for (prompt, reused) in [(&prompt[..], 0), (&prompt[..], 19), (&prompt[..7], 6), (&prompt[..1], 0)] {
         let id = harness.submit(Some(0), prompt.to_vec(), 2).unwrap();
         harness.step();
-        assert_eq!(harness.scheduler.admission(id).map(|a| a.reused), Some(reused), "{} tokens", prompt.len());
+        assert_eq!(
+            harness.scheduler.admission(id).map(|a| a.reused),
+            Some(reused),
+            "{} tokens",
+            prompt.len()
+        );
         harness.drain();
     }
 }
@@ -271,7 +289,11 @@ fn e17_a_long_prompt_delays_a_decoding_sequence_by_at_most_its_own_chunk() {
     while harness.active.len() == 2 {
         let before = harness.active[&a].tokens.len();
         harness.step();
-        assert_eq!(harness.active[&a].tokens.len(), before + 1, "the decoding one gets a token in every step");
+        assert_eq!(
+            harness.active[&a].tokens.len(),
+            before + 1,
+            "the decoding one gets a token in every step"
+        );
     }
     harness.drain();
 }

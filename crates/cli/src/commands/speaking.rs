@@ -37,7 +37,10 @@ impl SamplingOptions {
             .temperature(self.temperature)
             .top_p(self.top_p)
             .repetition_penalty(self.repetition_penalty);
-        let base = self.seed.map_or(base.clone(), |seed| base.seed(seed));
+        let base = match self.seed {
+            Some(seed) => base.seed(seed),
+            None => base,
+        };
         self.stop.iter().fold(base, |sampling, text| sampling.stop(text.as_str()))
     }
 }
@@ -116,7 +119,7 @@ impl Totals {
     }
 
     pub fn summary(&self) -> String {
-        let share = if self.prompt == 0 { 0 } else { self.reused * 100 / self.prompt };
+        let share = (self.reused * 100).checked_div(self.prompt).unwrap_or(0);
         format!(
             "{} turns · {} prompt tokens, {share} % of them reused · {} generated",
             self.turns,

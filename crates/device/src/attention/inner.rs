@@ -1,6 +1,9 @@
 //! The innermost loops. Each number has one order of operations, which does not depend on how many queries or keys
 //! are worked on at once.
-#![allow(clippy::needless_range_loop, reason = "indexes of arrays that are registers, several arrays at once")]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "indexes of arrays that are registers, several arrays at once"
+)]
 
 use super::BLOCK;
 use super::scratch::{maximum_at, state_len, weight_at};

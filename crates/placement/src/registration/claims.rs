@@ -178,7 +178,7 @@ impl Claims {
             }),
             Err(StoreError::LeaseGone { .. }) => self.to_release.clear(),
             Err(error) => {
-                tracing::debug!(group = %self.group, %error, "claims were not released; trying again")
+                tracing::debug!(group = %self.group, %error, "claims were not released; trying again");
             }
         }
     }

@@ -127,7 +127,7 @@ impl Keeper {
         match self.call(self.store.revoke(lease)).await {
             Ok(()) => info!(group = %self.record.id, "left the cluster"),
             Err(error) => {
-                warn!(group = %self.record.id, %error, "the lease was not revoked; it ends by itself")
+                warn!(group = %self.record.id, %error, "the lease was not revoked; it ends by itself");
             }
         }
     }
@@ -190,7 +190,7 @@ impl Keeper {
     async fn register_again(&mut self) {
         match self.register().await {
             Ok(()) => {
-                info!(group = %self.record.id, epoch = %self.held.borrow().standing.epoch, "registered again")
+                info!(group = %self.record.id, epoch = %self.held.borrow().standing.epoch, "registered again");
             }
             Err(error) => {
                 if self.failures == 0 {

@@ -37,11 +37,21 @@ impl Turn {
 #[derive(Debug)]
 pub enum Command {
     Run(Box<Turn>),
-    Fork { from: SessionKey, to: SessionKey, done: oneshot::Sender<()> },
+    Fork {
+        from: SessionKey,
+        to: SessionKey,
+        done: oneshot::Sender<()>,
+    },
     /// Answers with the slots that became free.
-    Close { key: SessionKey, done: oneshot::Sender<usize> },
+    Close {
+        key: SessionKey,
+        done: oneshot::Sender<usize>,
+    },
     /// Answers with each session's live rows.
-    Live { keys: Vec<SessionKey>, done: oneshot::Sender<Vec<usize>> },
+    Live {
+        keys: Vec<SessionKey>,
+        done: oneshot::Sender<Vec<usize>>,
+    },
 }
 
 /// Talks to the driver. Cheap to clone.

@@ -163,8 +163,12 @@ impl Driver {
                 logits: if entry.sample { LogitRows::Last } else { LogitRows::None },
             })
             .collect();
-        let batch =
-            Batch { tokens: &plan.tokens, positions: &plan.positions, slots: &plan.slots, sequences: &sequences };
+        let batch = Batch {
+            tokens: &plan.tokens,
+            positions: &plan.positions,
+            slots: &plan.slots,
+            sequences: &sequences,
+        };
         match self.executor.step(&batch) {
             Ok(logits) => self.advance(plan, logits),
             Err(error) => self.fail_step(plan, &error.to_string()),
@@ -207,8 +211,11 @@ impl Driver {
         let admission = self.scheduler.admission(id);
         self.scheduler.advance(id, token, Verdict::Finish, now);
         let (Some(turn), Some(admission)) = (self.running.remove(&id), admission) else { return };
-        let usage =
-            Usage { prompt: admission.prompt, reused: admission.reused, generated: turn.generation.generated() };
+        let usage = Usage {
+            prompt: admission.prompt,
+            reused: admission.reused,
+            generated: turn.generation.generated(),
+        };
         let first = turn.first_token.unwrap_or(now);
         let seed = turn.generation.seed();
         let (tokens, text) = turn.generation.into_output();

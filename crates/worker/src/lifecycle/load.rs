@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use hawser_common::clock::Clock;
 use hawser_common::{Coded, ErrorCode};
+use hawser_device::DeviceError;
 use hawser_device::kv::RowType;
 use hawser_model::checkpoint::{Checkpoint, CheckpointError};
-use hawser_model::text::{ChatTemplate, TemplateError};
-use hawser_device::DeviceError;
 use hawser_model::executor::{Executor, ExecutorOptions};
 use hawser_model::layers::{LoadError as ModelError, Model};
+use hawser_model::text::{ChatTemplate, TemplateError};
 use hawser_proto::v1;
 use thiserror::Error;
 

@@ -30,7 +30,14 @@ impl SessionCache {
     }
 
     /// Keeps a session's rows. A session has at most one entry: an older one is given back.
-    pub(super) fn insert(&mut self, key: SessionKey, tokens: Vec<u32>, map: SlotMap, now: Tick, pool: &mut SlotPool) {
+    pub(super) fn insert(
+        &mut self,
+        key: SessionKey,
+        tokens: Vec<u32>,
+        map: SlotMap,
+        now: Tick,
+        pool: &mut SlotPool,
+    ) {
         assert_eq!(tokens.len(), map.len(), "one token per row");
         if map.is_empty() {
             return;

@@ -41,7 +41,9 @@ pub struct Limits {
 /// Why a request was not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Refusal {
-    #[error("the request needs {needed} slots and the pool has {usable}: shorten the prompt or lower max_tokens")]
+    #[error(
+        "the request needs {needed} slots and the pool has {usable}: shorten the prompt or lower max_tokens"
+    )]
     NeverFits { needed: usize, usable: usize },
     #[error("{waiting} requests are waiting already; try again later")]
     QueueFull { waiting: usize },
@@ -92,7 +94,10 @@ impl Scheduler {
     /// # Errors
     /// [`Refusal`] if it can never fit, or the queue is full.
     pub fn submit(&mut self, submission: Submission, now: Tick) -> Result<(), Refusal> {
-        assert!(!submission.prompt.is_empty() && submission.max_new > 0, "parsed before: there is something to run");
+        assert!(
+            !submission.prompt.is_empty() && submission.max_new > 0,
+            "parsed before: there is something to run"
+        );
         let sequence = Sequence::new(submission, now);
         let (needed, usable) = (sequence.most_slots(), self.pool.usable());
         if needed > usable {

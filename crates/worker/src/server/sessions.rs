@@ -78,7 +78,11 @@ impl SessionService {
     }
 
     /// Makes `to` with the history of `from`; both share its rows.
-    pub(crate) async fn fork(&self, from: &SessionKey, to: &SessionKey) -> Result<v1::SessionInfo, SessionError> {
+    pub(crate) async fn fork(
+        &self,
+        from: &SessionKey,
+        to: &SessionKey,
+    ) -> Result<v1::SessionInfo, SessionError> {
         let sessions = &self.shared.sessions;
         if !sessions.contains(from) {
             return Err(SessionError::NotFound(from.session.clone()));
@@ -149,7 +153,8 @@ impl SessionService {
 
     fn info(&self, key: &SessionKey, summary: &Summary, live: usize) -> v1::SessionInfo {
         let owner = self.shared.owner();
-        let idle = if summary.busy { Duration::ZERO } else { self.shared.clock.now().since(summary.last_used) };
+        let idle =
+            if summary.busy { Duration::ZERO } else { self.shared.clock.now().since(summary.last_used) };
         v1::SessionInfo {
             id: key.session.to_string(),
             group: owner.group.to_string(),

@@ -166,8 +166,7 @@ impl TurnService {
             end_ids: &shared.end_ids,
         });
         let id = SequenceId(self.next_id.fetch_add(1, Ordering::Relaxed));
-        let submission =
-            Submission { id, session: key.cloned(), prompt: tokens.clone(), max_new, deadline };
+        let submission = Submission { id, session: key.cloned(), prompt: tokens.clone(), max_new, deadline };
         let (sender, events) = mpsc::channel(shared.stream_buffer + Turn::MIN_ROOM);
         shared.driver.run(Turn { submission, generation, events: sender })?;
         Ok(events)
@@ -220,7 +219,11 @@ mod tests {
         assert_eq!(most_new_tokens(100, Some(29), 128, 4_096), 28, "prompt + max_tokens = max + 1");
         assert_eq!(most_new_tokens(100, None, 128, 4_096), 28);
         assert_eq!(most_new_tokens(100, None, 8_192, 512), 412);
-        assert_eq!(most_new_tokens(100, Some(1_000), 8_192, 512), 1_000, "the scheduler refuses it, with numbers");
+        assert_eq!(
+            most_new_tokens(100, Some(1_000), 8_192, 512),
+            1_000,
+            "the scheduler refuses it, with numbers"
+        );
         assert_eq!(most_new_tokens(600, None, 8_192, 512), 1, "the scheduler refuses it, with numbers");
     }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use hawser_common::chat::{Message, Tool};
 use hawser_common::request::{Extent, Input};
-use hawser_model::text::{ChatTemplate, RenderError, RenderRequest};
 use hawser_model::text::Tokenizer;
+use hawser_model::text::{ChatTemplate, RenderError, RenderRequest};
 
 use super::transcript::{History, Transcript};
 use crate::turn::TurnError;

@@ -12,7 +12,10 @@ pub enum History {
     /// No turn was committed.
     #[default]
     Empty,
-    Messages { messages: Vec<Message>, tools: Vec<Tool> },
+    Messages {
+        messages: Vec<Message>,
+        tools: Vec<Tool>,
+    },
     /// Built from token ids.
     Tokens,
 }

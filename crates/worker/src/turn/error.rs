@@ -17,7 +17,9 @@ pub enum TurnError {
     Refused(#[from] Refusal),
     #[error(transparent)]
     Render(#[from] RenderError),
-    #[error("the prompt has {prompt} tokens and the context holds {context}, one of them generated: shorten it")]
+    #[error(
+        "the prompt has {prompt} tokens and the context holds {context}, one of them generated: shorten it"
+    )]
     PromptTooLong { prompt: usize, context: usize },
     #[error("token id {id} is outside the vocabulary of {vocabulary}")]
     UnknownToken { id: u32, vocabulary: usize },
@@ -64,8 +66,12 @@ impl Coded for TurnError {
             Self::PromptTooLong { .. } | Self::UnknownToken { .. } | Self::NoMessages => ErrorCode::Invalid,
             Self::SessionLost => ErrorCode::SessionLost,
             Self::StaleOwner(_) => ErrorCode::StaleOwner,
-            Self::Draining | Self::Fenced | Self::ClaimFailed { .. } | Self::DriverStopped => ErrorCode::Unavailable,
-            Self::SessionBusy { .. } | Self::TooManySessions { .. } | Self::DriverBusy => ErrorCode::Exhausted,
+            Self::Draining | Self::Fenced | Self::ClaimFailed { .. } | Self::DriverStopped => {
+                ErrorCode::Unavailable
+            }
+            Self::SessionBusy { .. } | Self::TooManySessions { .. } | Self::DriverBusy => {
+                ErrorCode::Exhausted
+            }
             Self::Deadline => ErrorCode::Deadline,
             Self::Aborted => ErrorCode::Cancelled,
             Self::Sample(_) | Self::Step { .. } | Self::TaskFailed => ErrorCode::Internal,

@@ -8,6 +8,8 @@ use anyhow::{Context, bail};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
+/// Memory of each group's KV pool: some 11,000 tokens of the demo model.
+const POOL_MIB: &str = "256";
 /// Longest wait for a process to say that it is ready.
 const READY_LIMIT: Duration = Duration::from_secs(120);
 /// Longest wait for a process that was asked to stop.
@@ -45,8 +47,9 @@ impl Cluster {
         for name in &setup.groups {
             let model = setup.model.display().to_string();
             let threads = setup.threads.to_string();
-            let args = ["--group", name, "--router", &cluster.uri, "--model", &model, "--threads", &threads];
-            let args = ["worker"].iter().chain(&args).map(|&text| text.to_owned()).collect();
+            let args = ["worker", "--group", name, "--router", &cluster.uri, "--model", &model];
+            let sizes = ["--threads", &threads, "--kv-memory-mib", POOL_MIB];
+            let args = args.iter().chain(&sizes).map(|&text| text.to_owned()).collect();
             let (group, _) = Part::start(name, args, "serves at ").await?;
             cluster.groups.push(group);
         }

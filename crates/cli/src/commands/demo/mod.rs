@@ -73,7 +73,7 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
 async fn demo(global: &Global, options: &Options) -> anyhow::Result<()> {
     if let Some(server) = &options.server {
         let client = super::connect(global, Some(server)).await?;
-        return Play::new(client, options.plan()).run(None).await;
+        return Box::pin(Play::new(client, options.plan()).run(None)).await;
     }
     let mut flags = Overrides::default();
     flags.set("worker.model", options.model.as_ref().map(|path| path.display().to_string()));
@@ -93,7 +93,7 @@ async fn demo(global: &Global, options: &Options) -> anyhow::Result<()> {
     let ready = time(clock.now().since(began));
     line(format!("ready in {ready}: groups {} behind {}\n", GROUPS.join(" and "), cluster.uri()));
     let client = Client::connect(cluster.uri()).await?;
-    Play::new(client, options.plan()).run(Some(&mut cluster)).await?;
+    Box::pin(Play::new(client, options.plan()).run(Some(&mut cluster))).await?;
     line(dim("stopping the router and the group that is left …"));
     cluster.stop().await?;
     closing();

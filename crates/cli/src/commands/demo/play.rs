@@ -48,7 +48,7 @@ impl Play {
     pub async fn run(mut self, mut cluster: Option<&mut Cluster>) -> anyhow::Result<()> {
         let mut owners: Vec<String> = Vec::new();
         for turn in 1..=self.plan.turns {
-            let spoken = self.turn(turn).await?;
+            let spoken = Box::pin(self.turn(turn)).await?;
             let owner = spoken.outcome.placed.group.clone();
             if owners.last() != Some(&owner) {
                 owners.push(owner.clone());
