@@ -9,7 +9,7 @@ use hawser_model::executor::LogitRows;
 use hawser_model::layers::Model;
 use serde::Deserialize;
 
-use crate::engine::{Engine, Session, argmax};
+use crate::engine::{Engine, Feed, Session, argmax};
 use crate::fixtures;
 
 /// A step whose two best tokens are closer than this may be decided by how an engine rounds; from there on the texts
@@ -49,6 +49,36 @@ fn greedy_tokens_agree_while_the_margin_is_safe() -> Result<()> {
             (steps, possible) = (steps + agreed, possible + case.greedy.len());
         }
         println!("{row_type:?}: {steps} of {possible} tokens agree");
+    }
+    Ok(())
+}
+
+/// E24 on quantised weights: prompts that are prefilled and decoded in common steps give the logits they give alone.
+#[test]
+fn quantised_rows_do_not_depend_on_the_batch() -> Result<()> {
+    let cases: Vec<Case> = fixtures::read("smollm2/greedy_cases.json")?;
+    let model = Arc::new(Model::load(&Checkpoint::open(fixtures::demo_model()?)?)?);
+    let mut engine = Engine::new(&model, 8192, RowType::F16, 2)?;
+    let mut alone = Vec::new();
+    for case in &cases {
+        let mut session = Session::default();
+        let prefill = engine.feed(&mut session, &case.prompt_ids, LogitRows::Last)?;
+        let decode = engine.feed(&mut session, &case.greedy[..1], LogitRows::Last)?;
+        alone.push([prefill.row(0).to_vec(), decode.row(0).to_vec()]);
+    }
+    let mut sessions = vec![Session::default(); cases.len()];
+    for step in 0..2 {
+        let tokens =
+            cases.iter().map(|case| if step == 0 { &case.prompt_ids[..] } else { &case.greedy[..1] });
+        let mut feeds: Vec<_> = sessions
+            .iter_mut()
+            .zip(tokens)
+            .map(|(session, tokens)| Feed { session, tokens, logits: LogitRows::Last })
+            .collect();
+        let together = engine.step(&mut feeds)?;
+        for (index, alone) in alone.iter().enumerate() {
+            ensure!(together.row(index) == alone[step], "case {index}, step {step}");
+        }
     }
     Ok(())
 }

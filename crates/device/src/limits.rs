@@ -15,7 +15,7 @@ use crate::threads::{Threads, split};
 mod int8;
 
 /// Far larger than a last-level cache.
-const LARGE_BYTES: usize = 1 << 30;
+const LARGE_BYTES: usize = 512 << 20;
 /// Fits the last-level cache of a server CPU, and no cache before it.
 const CACHED_BYTES: usize = 8 << 20;
 /// Each figure is the best of several runs of at least this long.
@@ -40,7 +40,7 @@ pub struct Limits {
 /// Measures for about a second, all threads at once.
 ///
 /// # Errors
-/// [`DeviceError`] if there is no memory for the buffer to read, 1 GiB.
+/// [`DeviceError`] if there is no memory for the buffer to read, 512 MiB.
 pub fn measure(threads: &Threads, clock: &Clock) -> Result<Limits, DeviceError> {
     let isa = Isa::best();
     let mut buffer = HugeVec::<f32>::zeroed(LARGE_BYTES / size_of::<f32>())?;

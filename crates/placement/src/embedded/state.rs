@@ -4,6 +4,7 @@
 //! exactly one live lease; a lease with claims has a group. Operations check first and change afterwards.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hawser_common::clock::Tick;
@@ -14,7 +15,7 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use super::EmbeddedOptions;
 use super::log::EventLog;
-use crate::store::{ClaimOutcome, Event, Lease, LeaseId, MAX_BATCH, Snapshot, StoreError};
+use crate::store::{ClaimOutcome, Event, Lease, LeaseId, MAX_BATCH, StoreError};
 
 /// Shortest and longest time of a lease.
 const MIN_TTL: Duration = Duration::from_millis(100);
@@ -38,7 +39,16 @@ struct Held {
     ttl: Duration,
     end: Tick,
     group: Option<GroupId>,
-    claims: HashSet<SessionKey>,
+    /// Shared with snapshots that are still being written out; copied if it changes meanwhile.
+    claims: Arc<HashSet<SessionKey>>,
+}
+
+/// The state at one revision, cheap to take: claims by owner, not yet one by one.
+#[derive(Debug)]
+pub(super) struct Frozen {
+    pub(super) revision: u64,
+    pub(super) groups: Vec<GroupRecord>,
+    pub(super) claims: Vec<(Owner, Arc<HashSet<SessionKey>>)>,
 }
 
 impl State {
@@ -89,7 +99,7 @@ impl State {
             }
         };
         let end = now.after(ttl);
-        self.leases.insert(id, Held { ttl, end, group: None, claims: HashSet::new() });
+        self.leases.insert(id, Held { ttl, end, group: None, claims: Arc::default() });
         self.ends.insert((end, id));
         Ok(Lease { id, ttl })
     }
@@ -111,8 +121,8 @@ impl State {
     }
 
     fn end_registration(&mut self, held: &mut Held) {
-        for session in held.claims.drain() {
-            self.claims.remove(&session);
+        for session in std::mem::take(&mut held.claims).iter() {
+            self.claims.remove(session);
         }
         if let Some(group) = held.group.take() {
             self.groups.remove(&group);
@@ -183,7 +193,7 @@ impl State {
             Some(&holder) => ClaimOutcome::Owned(self.owner(holder)),
             None => {
                 if let Some(held) = self.leases.get_mut(&lease) {
-                    held.claims.insert(session.clone());
+                    Arc::make_mut(&mut held.claims).insert(session.clone());
                 }
                 self.log.push(Event::Claimed(session.clone(), owner.clone()));
                 self.claims.insert(session, lease);
@@ -195,8 +205,9 @@ impl State {
     pub(super) fn release(&mut self, lease: LeaseId, sessions: &[SessionKey]) -> Result<(), StoreError> {
         bounded(sessions.len())?;
         let held = self.leases.get_mut(&lease).ok_or(StoreError::LeaseGone { lease })?;
+        let claims = Arc::make_mut(&mut held.claims);
         for session in sessions {
-            if let Some(session) = held.claims.take(session) {
+            if let Some(session) = claims.take(session) {
                 self.claims.remove(&session);
                 self.log.push(Event::Released(session));
             }
@@ -204,16 +215,15 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn snapshot(&self) -> Snapshot {
-        let claims = |held: &Held| -> Vec<_> {
-            let Some(record) = held.group.as_ref().and_then(|group| self.groups.get(group)) else {
-                return Vec::new();
-            };
-            held.claims.iter().map(|session| (session.clone(), record.owner())).collect()
+    pub(super) fn freeze(&self) -> Frozen {
+        let claims = |held: &Held| {
+            let record = held.group.as_ref().and_then(|group| self.groups.get(group))?;
+            Some((record.owner(), Arc::clone(&held.claims)))
         };
-        Snapshot {
+        Frozen {
+            revision: self.revision(),
             groups: self.groups.values().cloned().collect(),
-            claims: self.leases.values().flat_map(claims).collect(),
+            claims: self.leases.values().filter_map(claims).collect(),
         }
     }
 

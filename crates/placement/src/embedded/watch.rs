@@ -6,7 +6,8 @@ use futures_util::StreamExt as _;
 use futures_util::stream::unfold;
 
 use super::Shared;
-use crate::store::{Change, Update, Watch};
+use super::state::Frozen;
+use crate::store::{Change, Event, Snapshot, Update, Watch};
 
 /// Most events of one update.
 const MAX_EVENTS: usize = 1024;
@@ -34,7 +35,12 @@ impl Watcher {
         loop {
             // Marked before reading: a change in between leads to one reading more, never to a lost one.
             self.revision.mark_unchanged();
-            if let Some(update) = self.store.upgrade()?.read(self.seen) {
+            let update = match self.store.upgrade()?.read(self.seen) {
+                News::None => None,
+                News::Events(revision, events) => Some(Update { revision, change: Change::Events(events) }),
+                News::State(frozen) => Some(written_out(frozen).await),
+            };
+            if let Some(update) = update {
                 self.seen = Some(update.revision);
                 return Some(update);
             }
@@ -43,21 +49,35 @@ impl Watcher {
     }
 }
 
+/// What there is for a subscriber.
+enum News {
+    None,
+    /// The next events, and the revision after them.
+    Events(u64, Vec<Event>),
+    State(Frozen),
+}
+
 impl Shared {
-    /// What a subscriber that has seen revision `seen` is told next; `None` if it has seen everything.
-    fn read(&self, seen: Option<u64>) -> Option<Update> {
-        self.with(|state, _| {
-            let events = match seen {
-                Some(seen) if seen == state.revision() => return None,
-                Some(seen) => state.log().after(seen, MAX_EVENTS).map(|events| (seen, events)),
-                None => None,
-            };
-            Some(match events {
-                Some((seen, events)) => {
-                    Update { revision: seen + events.len() as u64, change: Change::Events(events) }
-                }
-                None => Update { revision: state.revision(), change: Change::Snapshot(state.snapshot()) },
-            })
+    /// What a subscriber that has seen revision `seen` is told next.
+    fn read(&self, seen: Option<u64>) -> News {
+        self.with(|state, _| match seen {
+            Some(seen) if seen == state.revision() => News::None,
+            Some(seen) => match state.log().after(seen, MAX_EVENTS) {
+                Some(events) => News::Events(seen + events.len() as u64, events),
+                None => News::State(state.freeze()),
+            },
+            None => News::State(state.freeze()),
         })
     }
+}
+
+/// A snapshot claim by claim. Outside the lock, and a group at a time, because there may be a million.
+async fn written_out(frozen: Frozen) -> Update {
+    let mut claims = Vec::with_capacity(frozen.claims.iter().map(|(_, sessions)| sessions.len()).sum());
+    for (owner, sessions) in frozen.claims {
+        claims.extend(sessions.iter().map(|session| (session.clone(), owner.clone())));
+        tokio::task::consume_budget().await;
+    }
+    let change = Change::Snapshot(Snapshot { groups: frozen.groups, claims });
+    Update { revision: frozen.revision, change }
 }

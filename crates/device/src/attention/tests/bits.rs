@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::dense::sizes;
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(120))]
+    #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
     fn chunks_and_threads_change_no_bit(
