@@ -99,7 +99,7 @@ async fn what_cannot_start_says_why_and_what_to_do() {
         (vec!["up", "--model", "/etc/hostname", "--listen", "127.0.0.1:0"], "/etc/hostname"),
         (vec!["worker", "--model", model, "--router", &nobody], "hawser router"),
         (vec!["status", "--server", &nobody], "hawser up"),
-        (vec!["up", "--model", model, "--set", "worker.step_tokens=0"], "step_tokens"),
+        (vec!["up", "--model", model, "--listen", address, "--set", "worker.step_tokens=0"], "step_tokens"),
         (vec!["up", "--model", model, "--set", "worker.stepp=1"], "stepp"),
     ] {
         let output = run(&arguments, "").await;

@@ -101,9 +101,9 @@ async fn e6_e7_a_dropped_stream_gives_everything_back_and_leaves_the_last_commit
     let first = run(&cluster.client, token_request("s", &history, 8)).await.unwrap();
     let next = [history, first.tokens.clone(), words(21, 300)].concat();
     let reference = run(&cluster.client, token_request("", &next, 8)).await.unwrap();
-    // 0 tokens: dropped while queued or in prefill; then in decode; then with the last token.
-    for read in [0, 1, 5, 8] {
-        let mut frames = cluster.client.generate(token_request("s", &next, 8), None).await.unwrap();
+    // 0 tokens: dropped while queued or in prefill; then in decode, far from the end.
+    for read in [0, 1, 5, 17] {
+        let mut frames = cluster.client.generate(token_request("s", &next, 200), None).await.unwrap();
         let mut tokens = 0;
         while tokens < read {
             if let Some(Frame::Chunk(chunk)) = frames.next().await.unwrap() {

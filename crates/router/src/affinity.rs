@@ -38,12 +38,13 @@ impl Affinity {
         self.owners.retain(|_, owner| owner.group != *group);
     }
 
-    /// Forgets everything and starts again from `claims`.
-    pub(crate) fn replace(&mut self, claims: Vec<(SessionKey, Owner)>) {
-        self.owners = HashMap::with_capacity(claims.len().min(self.limit));
+    /// What is known from a snapshot of the store.
+    pub(crate) fn of(claims: Vec<(SessionKey, Owner)>, limit: usize) -> Self {
+        let mut known = Self { owners: HashMap::with_capacity(claims.len().min(limit)), limit };
         for (session, owner) in claims {
-            self.claimed(session, owner);
+            known.claimed(session, owner);
         }
+        known
     }
 }
 

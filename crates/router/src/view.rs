@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hawser_common::clock::Clock;
+use hawser_common::clock::{Clock, Tick};
 use hawser_common::group::{GroupRecord, Owner};
 use hawser_common::{GroupId, SessionKey};
 use hawser_placement::{Change, Event, Update};
@@ -53,6 +53,7 @@ pub(crate) struct Wanted<'a> {
 #[derive(Debug)]
 pub(crate) struct View {
     known: Mutex<Known>,
+    max_sessions: usize,
     clock: Clock,
     /// Counts updates, for whoever waits for one. Zero before the first snapshot.
     updates: watch::Sender<u64>,
@@ -65,11 +66,28 @@ struct Known {
     rng: StdRng,
 }
 
+impl Known {
+    /// Takes one change over, and says whether a group left.
+    fn event(&mut self, event: Event, now: Tick) -> bool {
+        match event {
+            Event::GroupChanged(record) => self.fleet.changed(record, now),
+            Event::GroupGone(group) => {
+                self.fleet.gone(&group);
+                self.affinity.group_gone(&group);
+                return true;
+            }
+            Event::Claimed(session, owner) => self.affinity.claimed(session, owner),
+            Event::Released(session) => self.affinity.released(&session),
+        }
+        false
+    }
+}
+
 impl View {
     pub(crate) fn new(clock: Clock, max_sessions: usize, seed: u64) -> Self {
         let (affinity, fleet) = (Affinity::new(max_sessions), Fleet::default());
         let known = Mutex::new(Known { affinity, fleet, rng: StdRng::seed_from_u64(seed) });
-        Self { known, clock, updates: watch::Sender::new(0) }
+        Self { known, max_sessions, clock, updates: watch::Sender::new(0) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -80,30 +98,22 @@ impl View {
     /// Takes an update of the store over, and says whether a group may have left.
     pub(crate) fn apply(&self, update: Update) -> bool {
         let now = self.clock.now();
-        let mut known = self.lock();
-        let mut left = false;
-        match update.change {
+        let left = match update.change {
             Change::Snapshot(snapshot) => {
-                left = true;
+                // Built before the lock is taken: there may be a million claims.
+                let affinity = Affinity::of(snapshot.claims, self.max_sessions);
+                let mut known = self.lock();
                 known.fleet.replace(snapshot.groups, now);
-                known.affinity.replace(snapshot.claims);
+                let old = std::mem::replace(&mut known.affinity, affinity);
+                drop(known);
+                drop(old);
+                true
             }
             Change::Events(events) => {
-                for event in events {
-                    match event {
-                        Event::GroupChanged(record) => known.fleet.changed(record, now),
-                        Event::GroupGone(group) => {
-                            left = true;
-                            known.fleet.gone(&group);
-                            known.affinity.group_gone(&group);
-                        }
-                        Event::Claimed(session, owner) => known.affinity.claimed(session, owner),
-                        Event::Released(session) => known.affinity.released(&session),
-                    }
-                }
+                let mut known = self.lock();
+                events.into_iter().fold(false, |left, event| known.event(event, now) || left)
             }
-        }
-        drop(known);
+        };
         self.updates.send_modify(|updates| *updates += 1);
         left
     }

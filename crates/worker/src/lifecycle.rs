@@ -103,6 +103,7 @@ impl Worker {
         let Loaded { executor, text, end_ids, context, slots, model, report } = loaded;
         let limits = Limits {
             step_tokens: options.step_tokens,
+            mixed_tokens: options.mixed_tokens,
             max_running: options.max_running,
             max_waiting: options.max_waiting,
         };

@@ -43,6 +43,8 @@ pub struct WorkerOptions {
     pub context_tokens: usize,
     /// Rows of one step: prompts longer than this are prefilled in chunks.
     pub step_tokens: usize,
+    /// Prompt rows of a step that also decodes: the most that an answer waits for between two tokens.
+    pub mixed_tokens: usize,
     /// Requests that run at once.
     pub max_running: usize,
     /// Requests that wait for the pool; one more is refused.
@@ -73,6 +75,7 @@ impl Default for WorkerOptions {
             kv_type: KvType::F16,
             context_tokens: 0,
             step_tokens: 256,
+            mixed_tokens: 64,
             max_running: 32,
             max_waiting: 256,
             max_sessions: 10_000,
@@ -117,6 +120,7 @@ impl WorkerOptions {
         check("kv_slots", self.kv_slots, u32::try_from(self.kv_slots).is_ok(), "below 2^32")?;
         check("kv_memory_mib", self.kv_memory_mib, self.kv_memory_mib > 0, "at least 1")?;
         check("step_tokens", self.step_tokens, (1..=65_536).contains(&self.step_tokens), "1 to 65536")?;
+        check("mixed_tokens", self.mixed_tokens, (1..=65_536).contains(&self.mixed_tokens), "1 to 65536")?;
         check("max_running", self.max_running, (1..=4_096).contains(&self.max_running), "1 to 4096")?;
         check("max_waiting", self.max_waiting, (1..=65_536).contains(&self.max_waiting), "1 to 65536")?;
         check("max_sessions", self.max_sessions, self.max_sessions > 0, "at least 1")?;

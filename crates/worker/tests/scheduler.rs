@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use hawser_common::clock::Tick;
 use hawser_common::{SessionId, SessionKey, SlotId, TenantId};
-use hawser_worker::scheduler::{Limits, Refusal, Scheduler, SequenceId, StepPlan, Submission, Verdict};
+use hawser_worker::scheduler::{
+    Limits, PlanEntry, Refusal, Scheduler, SequenceId, StepPlan, Submission, Verdict,
+};
 use proptest::prelude::*;
 
 fn key(index: usize) -> SessionKey {
@@ -72,6 +74,7 @@ impl Harness {
         self.now = self.now.after(Duration::from_millis(1));
         let plan = self.scheduler.plan(self.now);
         assert!(plan.rows() <= self.limits.step_tokens);
+        self.check_mixed(&plan);
         self.check_and_write(&plan);
         for entry in plan.entries.iter().filter(|entry| entry.sample) {
             let expected = self.active.get_mut(&entry.sequence).unwrap();
@@ -87,6 +90,17 @@ impl Harness {
         }
         self.scheduler.audit().unwrap();
         plan.rows()
+    }
+
+    /// A step that decodes prefills no more than it may.
+    fn check_mixed(&self, plan: &StepPlan) {
+        let pending = |entry: &PlanEntry| {
+            self.active[&entry.sequence].tokens.len() - plan.positions[entry.rows.start].index()
+        };
+        let (decoding, prefilling): (Vec<_>, Vec<_>) =
+            plan.entries.iter().partition(|entry| pending(entry) == 1);
+        let rows: usize = prefilling.iter().map(|entry| entry.rows.len()).sum();
+        assert!(decoding.is_empty() || rows <= self.limits.mixed_tokens, "{rows} rows beside {decoding:?}");
     }
 
     fn check_and_write(&mut self, plan: &StepPlan) {
@@ -166,9 +180,10 @@ proptest! {
         ops in proptest::collection::vec(op(), 1..50),
         slots in 60..160usize,
         step_tokens in 1..24usize,
+        mixed_tokens in 1..24usize,
         max_running in 1..6usize,
     ) {
-        let limits = Limits { step_tokens, max_running, max_waiting: 8 };
+        let limits = Limits { step_tokens, mixed_tokens, max_running, max_waiting: 8 };
         let mut harness = Harness::new(limits, slots);
         let mut histories: Vec<Vec<u32>> = vec![Vec::new(); 4];
         for op in ops {
@@ -210,7 +225,8 @@ proptest! {
 
 #[test]
 fn a_later_turn_prefills_only_what_is_new_and_a_changed_history_ends_reuse_at_the_difference() {
-    let mut harness = Harness::new(Limits { step_tokens: 16, max_running: 4, max_waiting: 4 }, 200);
+    let mut harness =
+        Harness::new(Limits { step_tokens: 16, mixed_tokens: 16, max_running: 4, max_waiting: 4 }, 200);
     let first: Vec<u32> = (0..30).collect();
     harness.submit(Some(0), first.clone(), 5).unwrap();
     let mut log = first.clone();
@@ -231,7 +247,8 @@ fn a_later_turn_prefills_only_what_is_new_and_a_changed_history_ends_reuse_at_th
 
 #[test]
 fn e1_the_same_prompt_again_and_a_strict_prefix_reuse_at_most_all_but_the_last_token() {
-    let mut harness = Harness::new(Limits { step_tokens: 64, max_running: 4, max_waiting: 4 }, 200);
+    let mut harness =
+        Harness::new(Limits { step_tokens: 64, mixed_tokens: 64, max_running: 4, max_waiting: 4 }, 200);
     let prompt: Vec<u32> = (0..20).collect();
     for (prompt, reused) in [(&prompt[..], 0), (&prompt[..], 19), (&prompt[..7], 6), (&prompt[..1], 0)] {
         let id = harness.submit(Some(0), prompt.to_vec(), 2).unwrap();
@@ -248,7 +265,8 @@ fn e1_the_same_prompt_again_and_a_strict_prefix_reuse_at_most_all_but_the_last_t
 
 #[test]
 fn e16_a_request_larger_than_the_pool_is_refused_and_a_hundred_at_once_queue_in_bounds() {
-    let mut harness = Harness::new(Limits { step_tokens: 32, max_running: 8, max_waiting: 20 }, 101);
+    let mut harness =
+        Harness::new(Limits { step_tokens: 32, mixed_tokens: 32, max_running: 8, max_waiting: 20 }, 101);
     let refusal = harness.submit(None, vec![1; 95], 6).unwrap_err();
     assert_eq!(refusal, Refusal::NeverFits { needed: 101, usable: 100 });
     let taken = (0..100).filter(|_| harness.submit(None, vec![1; 50], 6).is_ok()).count();
@@ -261,7 +279,8 @@ fn e16_a_request_larger_than_the_pool_is_refused_and_a_hundred_at_once_queue_in_
 
 #[test]
 fn e5_the_least_recently_used_idle_session_makes_room_and_recomputes_later() {
-    let mut harness = Harness::new(Limits { step_tokens: 64, max_running: 4, max_waiting: 4 }, 101);
+    let mut harness =
+        Harness::new(Limits { step_tokens: 64, mixed_tokens: 64, max_running: 4, max_waiting: 4 }, 101);
     let prompt = |session: u32| -> Vec<u32> { (0..40).map(|i| (i * 7 + session) % 50).collect() };
     for session in 0..2 {
         harness.submit(Some(session), prompt(session as u32), 2).unwrap();
@@ -282,7 +301,8 @@ fn e5_the_least_recently_used_idle_session_makes_room_and_recomputes_later() {
 
 #[test]
 fn e17_a_long_prompt_delays_a_decoding_sequence_by_at_most_its_own_chunk() {
-    let mut harness = Harness::new(Limits { step_tokens: 32, max_running: 4, max_waiting: 4 }, 2_000);
+    let mut harness =
+        Harness::new(Limits { step_tokens: 32, mixed_tokens: 32, max_running: 4, max_waiting: 4 }, 2_000);
     let a = harness.submit(None, vec![3; 10], 200).unwrap();
     harness.step();
     harness.submit(None, vec![5; 1_000], 1).unwrap();
@@ -300,7 +320,8 @@ fn e17_a_long_prompt_delays_a_decoding_sequence_by_at_most_its_own_chunk() {
 
 #[test]
 fn a_full_pool_preempts_the_youngest_and_every_sequence_still_gets_its_tokens() {
-    let mut harness = Harness::new(Limits { step_tokens: 16, max_running: 3, max_waiting: 8 }, 101);
+    let mut harness =
+        Harness::new(Limits { step_tokens: 16, mixed_tokens: 16, max_running: 3, max_waiting: 8 }, 101);
     for seed in 0..3 {
         harness.submit(None, vec![seed; 20], 70).unwrap();
     }
@@ -309,7 +330,7 @@ fn a_full_pool_preempts_the_youngest_and_every_sequence_still_gets_its_tokens() 
 
 #[test]
 fn a_deadline_ends_a_sequence_wherever_it_is() {
-    let limits = Limits { step_tokens: 8, max_running: 1, max_waiting: 4 };
+    let limits = Limits { step_tokens: 8, mixed_tokens: 8, max_running: 1, max_waiting: 4 };
     let mut scheduler = Scheduler::new(limits, 100);
     let deadline = Some(Tick(Duration::from_millis(5)));
     for id in [1, 2] {
@@ -327,7 +348,8 @@ fn a_deadline_ends_a_sequence_wherever_it_is() {
 
 #[test]
 fn a_paused_sequence_holds_back_nobody_else() {
-    let mut harness = Harness::new(Limits { step_tokens: 8, max_running: 4, max_waiting: 4 }, 200);
+    let mut harness =
+        Harness::new(Limits { step_tokens: 8, mixed_tokens: 8, max_running: 4, max_waiting: 4 }, 200);
     let slow = harness.submit(None, vec![1; 4], 50).unwrap();
     let fast = harness.submit(None, vec![2; 4], 50).unwrap();
     harness.step();

@@ -63,6 +63,7 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     if config.worker.threads == 0 {
         config.worker.threads = threads_each(config.groups);
     }
+    config.worker.validate()?;
     config.print();
     if config.groups > 1 && config.worker.listen.port() != 0 {
         bail!("worker.listen names one port for {} groups; set its port to 0", config.groups);

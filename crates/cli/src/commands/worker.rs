@@ -59,6 +59,7 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     flags.set("worker.kv_memory_mib", options.kv_memory_mib);
     let mut config = Config::load(global, flags)?;
     config.worker.model = models::resolve(&config.worker.model, &global.model_dir)?;
+    config.worker.validate()?;
     config.print();
     let Some(group) = unless_stopped(Box::pin(start(&config))).await? else {
         return Ok(());

@@ -8,7 +8,7 @@ use super::{AttendCall, BLOCK};
 /// Spans with fewer rows are cut by blocks of keys: there are too few rows to share out.
 const LEAST_TILED_ROWS: usize = 4;
 /// Query vectors of a tile at most: more would not fit the caches beside a sub-block of keys.
-const MOST_TILE_QUERIES: usize = 48;
+const MOST_TILE_QUERIES: usize = 96;
 /// Units per thread that a tiled span should have, so that threads end together.
 const UNITS_PER_THREAD: usize = 4;
 

@@ -11,6 +11,8 @@ use crate::store::{Change, Event, Snapshot, Update, Watch};
 
 /// Most events of one update.
 const MAX_EVENTS: usize = 1024;
+/// Claims of a snapshot that are written out without letting others run.
+const PORTION: usize = 1024;
 
 struct Watcher {
     store: Weak<Shared>,
@@ -35,7 +37,8 @@ impl Watcher {
         loop {
             // Marked before reading: a change in between leads to one reading more, never to a lost one.
             self.revision.mark_unchanged();
-            let update = match self.store.upgrade()?.read(self.seen) {
+            let news = self.store.upgrade()?.read(self.seen);
+            let update = match news {
                 News::None => None,
                 News::Events(revision, events) => Some(Update { revision, change: Change::Events(events) }),
                 News::State(frozen) => Some(written_out(frozen).await),
@@ -71,12 +74,16 @@ impl Shared {
     }
 }
 
-/// A snapshot claim by claim. Outside the lock, and a group at a time, because there may be a million.
+/// A snapshot claim by claim: outside the lock and in portions, because there may be a million.
 async fn written_out(frozen: Frozen) -> Update {
     let mut claims = Vec::with_capacity(frozen.claims.iter().map(|(_, sessions)| sessions.len()).sum());
     for (owner, sessions) in frozen.claims {
-        claims.extend(sessions.iter().map(|session| (session.clone(), owner.clone())));
-        tokio::task::consume_budget().await;
+        for session in sessions.iter() {
+            claims.push((session.clone(), owner.clone()));
+            if claims.len() % PORTION == 0 {
+                tokio::task::yield_now().await;
+            }
+        }
     }
     let change = Change::Snapshot(Snapshot { groups: frozen.groups, claims });
     Update { revision: frozen.revision, change }

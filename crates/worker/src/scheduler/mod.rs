@@ -6,7 +6,7 @@
 //! clock, or looks at text.
 //!
 //! Order: running sequences by admission. One-row sequences first (decode), then prefill chunks fill the step's
-//! token budget. Under pressure: idle sessions are demoted (least recently used first), then the sequence admitted
+//! token budget, which is smaller while something decodes. Under pressure: idle sessions are demoted (least recently used first), then the sequence admitted
 //! last is preempted (it keeps its tokens and recomputes its rows). The oldest runner is never preempted.
 
 mod admit;
@@ -32,6 +32,8 @@ pub use sequence::{Admission, Submission};
 pub struct Limits {
     /// Rows of one step.
     pub step_tokens: usize,
+    /// Prefill rows of a step that also decodes: what a running answer waits for between two tokens.
+    pub mixed_tokens: usize,
     /// Sequences that run at once.
     pub max_running: usize,
     /// Sequences that wait; one more is refused.
@@ -79,7 +81,8 @@ impl Scheduler {
     /// A scheduler over `slots` slots, the dead slot included.
     #[must_use]
     pub fn new(limits: Limits, slots: usize) -> Self {
-        assert!(limits.step_tokens > 0 && limits.max_running > 0, "a step runs at least one row");
+        let runs = limits.step_tokens > 0 && limits.mixed_tokens > 0 && limits.max_running > 0;
+        assert!(runs, "a step runs at least one row");
         Self {
             limits,
             pool: SlotPool::new(slots),
@@ -144,17 +147,22 @@ impl Scheduler {
     pub fn plan(&mut self, now: Tick) -> StepPlan {
         self.admit(now);
         let mut plan = StepPlan::default();
-        for decode in [true, false] {
-            let order: Vec<SequenceId> = self.running.iter().map(|sequence| sequence.id).collect();
-            for id in order {
-                self.plan_sequence(id, decode, &mut plan);
-            }
-        }
+        self.plan_sequences(true, self.limits.step_tokens, &mut plan);
+        let decoding = plan.rows();
+        let prefill = if decoding == 0 { self.limits.step_tokens } else { self.limits.mixed_tokens };
+        self.plan_sequences(false, self.limits.step_tokens.min(decoding + prefill), &mut plan);
         plan
     }
 
-    fn plan_sequence(&mut self, id: SequenceId, decode: bool, plan: &mut StepPlan) {
-        let budget = self.limits.step_tokens - plan.rows();
+    /// Adds the sequences that decode, or those that prefill, up to `budget` rows of the whole plan.
+    fn plan_sequences(&mut self, decode: bool, budget: usize, plan: &mut StepPlan) {
+        let order: Vec<SequenceId> = self.running.iter().map(|sequence| sequence.id).collect();
+        for id in order {
+            self.plan_sequence(id, decode, budget - plan.rows(), plan);
+        }
+    }
+
+    fn plan_sequence(&mut self, id: SequenceId, decode: bool, budget: usize, plan: &mut StepPlan) {
         // An earlier entry may have preempted it.
         let Some(index) = self.running.iter().position(|sequence| sequence.id == id) else { return };
         let pending = self.running[index].pending();

@@ -44,7 +44,7 @@ pub(super) fn dense<'a>(case: &Case, key: RowOf<'a>, value: RowOf<'a>) -> Vec<f3
     out
 }
 
-pub(super) fn row<'a>(of: &'a [f32], sizes: Sizes, p: usize, head: usize) -> &'a [f32] {
+pub(super) fn row(of: &[f32], sizes: Sizes, p: usize, head: usize) -> &[f32] {
     &of[(p * sizes.kv_heads + head) * sizes.head_dim..][..sizes.head_dim]
 }
 
