@@ -111,7 +111,12 @@ impl View {
             }
             Change::Events(events) => {
                 let mut known = self.lock();
-                events.into_iter().fold(false, |left, event| known.event(event, now) || left)
+                // Every event is taken over, whatever the ones before it said.
+                let mut left = false;
+                for event in events {
+                    left |= known.event(event, now);
+                }
+                left
             }
         };
         self.updates.send_modify(|updates| *updates += 1);
