@@ -73,7 +73,7 @@ pub fn time(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     if seconds < 0.001 {
         format!("{:.0} µs", seconds * 1e6)
-    } else if seconds < 1.0 {
+    } else if seconds < 0.9995 {
         format!("{:.0} ms", seconds * 1e3)
     } else if seconds < 100.0 {
         format!("{seconds:.2} s")

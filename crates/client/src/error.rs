@@ -32,7 +32,7 @@ pub enum ClientError {
     #[error("the server broke the protocol: {what}; client and server may be of different versions")]
     Protocol { what: &'static str },
     /// The caller's deadline passed.
-    #[error("the call did not end within its deadline of {limit:?}")]
+    #[error("the call did not end within its deadline of {limit:.1?}")]
     Deadline { limit: Duration },
     /// The session lives on the server only, and the server has lost it.
     #[error(

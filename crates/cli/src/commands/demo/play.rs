@@ -10,7 +10,7 @@ use super::script::{BESIDE, BESIDE_SYSTEM, CONCLUSION, STEPS, SYSTEM, Step, TASK
 use crate::commands::speaking::{Spoken, Totals, speak};
 use crate::console::{bold, bytes, dim, line, piece, time};
 
-const TURN_LIMIT: Duration = Duration::from_secs(300);
+const TURN_LIMIT: Duration = Duration::from_secs(600);
 /// Answers differ from run to run only with this.
 const SEED: u64 = 7;
 
