@@ -19,8 +19,14 @@ use crate::store::{LeaseId, Store, StoreError};
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_CALL: Duration = Duration::from_secs(5);
 
-/// Longest that one call of the store may take.
-pub(super) fn call_limit(ttl: Duration) -> Duration {
+/// Longest that a call which keeps the lease may take. With a first try at a third of the lease's time at the latest,
+/// a silence of three tenths of it is outlived even by a call that got lost in its last moment.
+fn call_limit(ttl: Duration) -> Duration {
+    (ttl / 8).min(MAX_CALL)
+}
+
+/// Longest that a call about claims may take.
+pub(super) fn claim_limit(ttl: Duration) -> Duration {
     (ttl / 4).min(MAX_CALL)
 }
 
@@ -227,7 +233,7 @@ impl Keeper {
 
     fn hold(&mut self, sent: Tick, ttl: Duration) {
         self.failures = 0;
-        self.due = sent.after(jittered(ttl / 2));
+        self.due = sent.after(jittered(ttl / 3));
         let valid_until = sent.after(ttl.saturating_sub(margin(ttl)));
         self.held.send_modify(|held| held.standing.valid_until = valid_until);
     }

@@ -110,7 +110,7 @@ impl Registration {
         let (commands, waiting) = mpsc::channel(MAX_WAITING);
         let (stop, done) = (tasks.stopping().child_token(), CancellationToken::new());
         let claims =
-            Claims::new(store, clock, group.clone(), (held.clone(), waiting), keeper::call_limit(ttl));
+            Claims::new(store, clock, group.clone(), (held.clone(), waiting), keeper::claim_limit(ttl));
         tasks.spawn(claims.run(stop.clone()));
         let finished = done.clone().drop_guard();
         let stopping = stop.clone();
