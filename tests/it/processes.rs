@@ -11,7 +11,7 @@ use crate::cluster::{token_request, words};
 use crate::process::{Server, connect, run};
 
 /// Short leases, so that a killed group is gone soon.
-const SHORT_LEASE: [&str; 2] = ["--set", "worker.lease_ttl_ms=1500"];
+const SHORT_LEASE: [&str; 2] = ["--set", "worker.lease_ttl_ms=3000"];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn up_serves_chat_and_status_and_ends_well_on_sigterm() {
@@ -61,7 +61,7 @@ async fn a_killed_group_costs_its_session_a_prefill_and_nothing_else() {
 #[tokio::test(flavor = "multi_thread")]
 async fn p15_a_group_killed_in_mid_stream_is_an_error_and_never_a_short_success() {
     let (router, uri) = Server::router(&[]).await;
-    let worker = Server::worker(&uri, "a", &SHORT_LEASE).await;
+    let worker = Server::worker(&uri, "a", &[]).await;
     let client = connect(&uri).await;
     let request = token_request("s", &words(1, 50), 3_000);
     let mut frames = client.generate(request, Some(Duration::from_secs(60))).await.unwrap();

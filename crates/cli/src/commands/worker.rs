@@ -25,6 +25,10 @@ Examples:
 
 Ctrl-C or SIGTERM hands the group's sessions over: running turns finish, later ones run at another group.";
 
+const JOIN_POLL: Duration = Duration::from_millis(20);
+/// A router that has not heard of the group by then has trouble of its own; the group serves all the same.
+const JOIN_LIMIT: Duration = Duration::from_secs(10);
+
 /// Run one worker group and join a router.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -61,17 +65,16 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     config.worker.model = models::resolve(&config.worker.model, &global.model_dir)?;
     config.worker.validate()?;
     config.print();
-    let Some(group) = unless_stopped(Box::pin(start(&config))).await? else {
+    let Some((group, router)) = unless_stopped(Box::pin(start(&config))).await? else {
         return Ok(());
     };
     announce_ready(&group);
-    line(format!(
-        "group {} serves at http://{} and has joined {}",
-        group.group(),
-        group.addr(),
-        config.server
-    ));
-    stop_signal().await?;
+    if let Some(seen) = unless_stopped(known_to(&router, &group)).await? {
+        let joined = if seen { "has joined" } else { "is registered, but not yet seen by" };
+        let (name, address) = (group.group(), group.addr());
+        line(format!("group {name} serves at http://{address} and {joined} {}", config.server));
+        stop_signal().await?;
+    }
     let grace = Duration::from_secs(config.grace_s);
     announce_stop(grace);
     // Cancel-safe: the process ends either way.
@@ -82,14 +85,29 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn start(config: &Config) -> anyhow::Result<WorkerHandle> {
+/// Waits until the router places sessions on the group: it hears of a registration a moment after the store does.
+async fn known_to(router: &Client, group: &WorkerHandle) -> anyhow::Result<bool> {
+    let seen = async {
+        loop {
+            let groups = router.list_groups().await.unwrap_or_default();
+            if groups.iter().any(|known| known.id == group.group().as_str()) {
+                return;
+            }
+            tokio::time::sleep(JOIN_POLL).await;
+        }
+    };
+    Ok(tokio::time::timeout(JOIN_LIMIT, seen).await.is_ok())
+}
+
+async fn start(config: &Config) -> anyhow::Result<(WorkerHandle, Client)> {
     let advice = "cannot join a router; start one with `hawser router`, or name it with --router";
     // Asked before the model is loaded: the store itself connects only when it is used.
     let router = Client::connect(&config.server).await.context(advice)?;
     let store: Arc<dyn Store> = Arc::new(RemoteStore::new(router.uri()).context(advice)?);
     announce_loading(&config.worker.model, 1);
     let started = Worker::start(config.worker.clone(), store, Clock::system()).await;
-    started.with_context(|| format!("cannot start group {}", config.worker.group))
+    let group = started.with_context(|| format!("cannot start group {}", config.worker.group))?;
+    Ok((group, router))
 }
 
 /// What was loaded and what the group has.
