@@ -6,26 +6,51 @@ use thiserror::Error;
 
 use crate::map::SlotMap;
 use crate::pool::SlotPool;
+use crate::tree::PrefixTree;
 
 /// A broken invariant, with the slot that shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum AuditError {
     #[error("slot {0:?} is on the free list twice, dead, or out of range")]
     FreeList(SlotId),
-    #[error("slot {slot:?} has {refs} holders by its count, but {holders} maps hold it")]
+    #[error("slot {slot:?} has {refs} holders by its count, but {holders} maps and trees hold it")]
     Holders { slot: SlotId, refs: u32, holders: u32 },
     #[error("slot {0:?} is neither free nor held, or both")]
     Leaked(SlotId),
     #[error("a map's live list is not its positions with a slot, in order")]
     LiveList,
+    #[error("the prefix tree holds slot {0:?} twice, or it is dead or out of range")]
+    TreeSlot(SlotId),
+    #[error("the prefix tree is inconsistent: {0}")]
+    TreeShape(&'static str),
 }
 
-/// Checks the pool against all maps over it.
+/// Checks the pool against all maps over it, where no prefix tree holds slots of it.
 ///
 /// # Errors
 /// [`AuditError`] for the first invariant that does not hold.
 pub fn audit<'a>(pool: &SlotPool, maps: impl Iterator<Item = &'a SlotMap>) -> Result<(), AuditError> {
-    let mut holders = vec![0u32; pool.total()];
+    audit_with_tree(pool, maps, &PrefixTree::new())
+}
+
+/// Checks the pool against all maps and the prefix tree over it, and the tree's own links.
+///
+/// # Errors
+/// [`AuditError`] for the first invariant that does not hold.
+pub fn audit_with_tree<'a>(
+    pool: &SlotPool,
+    maps: impl Iterator<Item = &'a SlotMap>,
+    tree: &PrefixTree,
+) -> Result<(), AuditError> {
+    tree.check().map_err(AuditError::TreeShape)?;
+    let mut in_tree = vec![false; pool.total()];
+    for slot in tree.slots() {
+        let known = !slot.is_dead() && slot.index() < in_tree.len();
+        if !known || std::mem::replace(&mut in_tree[slot.index()], true) {
+            return Err(AuditError::TreeSlot(slot));
+        }
+    }
+    let mut holders: Vec<u32> = in_tree.iter().map(|&held| u32::from(held)).collect();
     for map in maps {
         check_live(map)?;
         for slot in map.live() {

@@ -1,13 +1,17 @@
 //! KV bookkeeping without IO: which slot holds which position of which session.
 //!
-//! Owns the slot pool and the slot maps. Promises that a slot is free or held, never both, and that a map's live
-//! list is exactly its positions with a slot, in order. Never touches tensors, clocks or devices.
+//! Owns the slot pool, the slot maps and the prefix tree. Promises that a slot is free or held, never both, that a
+//! map's live list is exactly its positions with a slot, in order, and that a row in the tree is never replaced. Never
+//! touches tensors, clocks or devices.
 #![forbid(unsafe_code)]
 
 mod audit;
 mod map;
 mod pool;
+pub mod retention;
+mod tree;
 
-pub use audit::{AuditError, audit};
+pub use audit::{AuditError, audit, audit_with_tree};
 pub use map::{EvictError, SlotMap};
 pub use pool::{PoolExhausted, SlotPool};
+pub use tree::PrefixTree;

@@ -1,0 +1,78 @@
+//! Which rows' queries are remembered, by what decides.
+
+use std::ops::Range;
+
+use hawser_common::retention::{Policy, Retention};
+
+use super::marks::{Marks, Origin};
+
+/// Of some consecutive positions, those whose queries count.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Observed {
+    /// Averaged: the request's query span.
+    pub span: Range<u32>,
+    /// Kept one by one.
+    pub window: Range<u32>,
+    /// The window begins here: what it held before is forgotten.
+    pub restart: bool,
+}
+
+impl Observed {
+    /// What counts of the positions `rows`, whose marks are known, while a request asks `span`.
+    #[must_use]
+    pub fn of(retention: &Retention, marks: &Marks, span: &Range<u32>, rows: &Range<u32>) -> Self {
+        let window_rows = retention.window_rows;
+        let last = |range: Range<u32>| range.end.saturating_sub(window_rows).max(range.start)..range.end;
+        let (window, restart) = match retention.policy {
+            Policy::SnapKv => (both(&last(span.clone()), rows), false),
+            Policy::AnswerRows => last_answer(marks, rows).map_or((0..0, false), |answer| {
+                let begins = rows.contains(&answer.start);
+                (last(both(&answer, rows)), begins)
+            }),
+            _ => (0..0, false),
+        };
+        Self { span: both(span, rows), window, restart }
+    }
+}
+
+/// The run of the agent's own positions that is the last to reach into `rows`.
+fn last_answer(marks: &Marks, rows: &Range<u32>) -> Option<Range<u32>> {
+    let mut runs = marks.runs().rev().skip_while(|(run, ..)| run.start >= rows.end);
+    let answer = runs.find(|(_, origin, _)| *origin == Origin::Assistant)?.0;
+    (answer.end > rows.start).then_some(answer)
+}
+
+/// What two ranges have in common; empty where that is nothing.
+fn both(a: &Range<u32>, b: &Range<u32>) -> Range<u32> {
+    let start = a.start.max(b.start);
+    start..a.end.min(b.end).max(start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_the_span_and_the_last_answer_are_windows() {
+        let mut marks = Marks::default();
+        for (end, origin) in
+            [(10, Origin::User), (20, Origin::Assistant), (30, Origin::Tool), (34, Origin::Assistant)]
+        {
+            marks.extend_to(end, origin, 0);
+        }
+        let observed = |policy, rows| {
+            let retention = Retention { policy, window_rows: 4, ..Retention::default() };
+            Observed::of(&retention, &marks, &(20..30), &rows)
+        };
+        let all = observed(Policy::SnapKv, 0..34);
+        assert_eq!((all.span, all.window, all.restart), (20..30, 26..30, false));
+        assert_eq!(observed(Policy::SnapKv, 0..28).window, 26..28);
+        let first = observed(Policy::AnswerRows, 0..22);
+        assert_eq!((first.window, first.restart), (16..20, true));
+        let later = observed(Policy::AnswerRows, 15..22);
+        assert_eq!((later.window, later.restart), (16..20, false), "the answer began before");
+        assert!(observed(Policy::AnswerRows, 22..28).window.is_empty());
+        assert_eq!(observed(Policy::AnswerRows, 22..34).window, 30..34);
+        assert_eq!(observed(Policy::AnswerRows, 33..34).window, 33..34);
+    }
+}

@@ -1,0 +1,112 @@
+//! A naive prefix tree: every row under the whole list of tokens that leads to it. Slow, and simple enough to trust.
+
+use std::collections::BTreeMap;
+
+use hawser_common::SlotId;
+use hawser_common::clock::Tick;
+use hawser_kv::SlotPool;
+
+/// A namespace and all tokens up to the row's own.
+pub(crate) type Prefix = (usize, Vec<u32>);
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Row {
+    pub(crate) slot: SlotId,
+    pub(crate) used: Tick,
+    /// Whether a walk ended here once: what follows is evicted apart from what leads here.
+    pub(crate) cut: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Model {
+    pub(crate) rows: BTreeMap<Prefix, Row>,
+}
+
+impl Model {
+    pub(crate) fn matched(&self, namespace: usize, tokens: &[u32]) -> usize {
+        (0..tokens.len()).take_while(|&i| self.rows.contains_key(&(namespace, tokens[..=i].to_vec()))).count()
+    }
+
+    /// Marks the rows of `tokens` as used and returns their slots.
+    pub(crate) fn walk(&mut self, namespace: usize, tokens: &[u32], now: Tick) -> Vec<SlotId> {
+        let matched = self.matched(namespace, tokens);
+        let mut slots = Vec::new();
+        for end in 1..=matched {
+            let row = self.rows.get_mut(&(namespace, tokens[..end].to_vec())).unwrap();
+            row.used = now;
+            row.cut |= end == matched;
+            slots.push(row.slot);
+        }
+        slots
+    }
+
+    pub(crate) fn publish(&mut self, namespace: usize, tokens: &[u32], slots: &[SlotId], now: Tick) -> usize {
+        let held = self.walk(namespace, tokens, now).len();
+        for end in held + 1..=tokens.len() {
+            let row = Row { slot: slots[end - 1], used: now, cut: false };
+            self.rows.insert((namespace, tokens[..end].to_vec()), row);
+        }
+        tokens.len() - held
+    }
+
+    /// Marks all rows up to this one as used, as a walk to it does, without one.
+    pub(crate) fn touch(&mut self, prefix: &Prefix, now: Tick) {
+        for end in 1..=prefix.1.len() {
+            self.rows.get_mut(&(prefix.0, prefix.1[..end].to_vec())).unwrap().used = now;
+        }
+    }
+
+    pub(crate) fn remove(&mut self, prefix: &Prefix) {
+        self.rows.remove(prefix).unwrap();
+    }
+
+    /// Whether a row follows.
+    pub(crate) fn has_more(&self, prefix: &Prefix) -> bool {
+        self.below(prefix).count() > 1
+    }
+
+    /// A row and all that follow it.
+    fn below<'a>(&'a self, prefix: &'a Prefix) -> impl Iterator<Item = (&'a Prefix, &'a Row)> {
+        let all = self.rows.range(prefix.clone()..);
+        all.take_while(|(other, _)| other.0 == prefix.0 && other.1.starts_with(&prefix.1))
+    }
+
+    /// The rows that are evicted together with this one, which is the last of them.
+    pub(crate) fn together(&self, last: &Prefix) -> Vec<Prefix> {
+        let mut rows = vec![last.clone()];
+        for end in (1..last.1.len()).rev() {
+            let above = (last.0, last.1[..end].to_vec());
+            if self.rows[&above].cut {
+                break;
+            }
+            rows.push(above);
+        }
+        rows
+    }
+
+    /// Rows that others do not follow directly in one node.
+    fn ends(&self) -> impl Iterator<Item = &Prefix> {
+        self.rows.iter().filter(|(prefix, row)| row.cut || !self.has_more(prefix)).map(|(prefix, _)| prefix)
+    }
+
+    pub(crate) fn nodes(&self) -> usize {
+        self.ends().count()
+    }
+
+    pub(crate) fn leaves(&self) -> Vec<Prefix> {
+        self.rows.keys().filter(|prefix| !self.has_more(prefix)).cloned().collect()
+    }
+
+    pub(crate) fn is_idle(&self, last: &Prefix, pool: &SlotPool) -> bool {
+        self.together(last).iter().all(|prefix| pool.refs(self.rows[prefix].slot) == 1)
+    }
+
+    pub(crate) fn reclaimable(&self, pool: &SlotPool) -> usize {
+        let nodes = self.ends().map(|end| self.together(end));
+        let idle = nodes.filter(|node| {
+            let first = node.last().unwrap();
+            self.below(first).all(|(_, row)| pool.refs(row.slot) == 1)
+        });
+        idle.map(|node| node.len()).sum()
+    }
+}
