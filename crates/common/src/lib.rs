@@ -9,6 +9,7 @@ pub mod error;
 pub mod group;
 pub mod ids;
 pub mod request;
+pub mod retention;
 pub mod sampling;
 pub mod tasks;
 pub mod telemetry;

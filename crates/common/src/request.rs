@@ -2,6 +2,7 @@
 
 use crate::chat::{Message, Tool};
 use crate::ids::SessionId;
+use crate::retention::Choice;
 use crate::sampling::Sampling;
 
 /// How much of the conversation a request carries.
@@ -20,34 +21,24 @@ pub enum Input {
     Tokens(Vec<u32>),
 }
 
-/// Which history the session keeps. Acted on by the retention policies.
+/// Positions of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Retention {
-    pub policy: Policy,
-    /// Tokens of live history; `None` is unbounded.
-    pub budget_tokens: Option<u32>,
+pub enum Span {
+    /// Messages by index, from the first of the whole conversation.
+    Messages(std::ops::Range<u32>),
+    /// Token positions.
+    Tokens(std::ops::Range<u32>),
 }
 
-impl Default for Retention {
-    fn default() -> Self {
-        Self { policy: Policy::Full, budget_tokens: None }
-    }
-}
-
-/// Retention policies by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Policy {
-    /// Keep everything.
-    Full,
-}
-
-impl Policy {
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Full => "full",
-        }
-    }
+/// What the client knows of where the session is going.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Intent {
+    /// Added to the query memory as if it had been asked; leaves no tokens behind.
+    pub text: String,
+    /// Kept for certain, up to half the budget.
+    pub pin: Vec<Span>,
+    /// Marked dead at the turn's prune, for this session only.
+    pub release: Vec<Span>,
 }
 
 /// One turn.
@@ -60,6 +51,10 @@ pub struct TurnRequest {
     pub input: Input,
     pub extent: Extent,
     pub sampling: Sampling,
-    /// `None`: keep what the session has.
-    pub retention: Option<Retention>,
+    /// What it sets of the session's retention; the rest stays as it is.
+    pub retention: Choice,
+    /// What the client says of its intent, for this turn's prune.
+    pub intent: Intent,
+    /// For token ids: tokens at the front that are never evicted.
+    pub protected_tokens: u32,
 }

@@ -1,6 +1,7 @@
 //! Why a request was refused at the edge.
 
 use hawser_common::ids::InvalidId;
+use hawser_common::retention::InvalidRetention;
 use hawser_common::sampling::InvalidSampling;
 use hawser_common::{Coded, ErrorCode};
 use thiserror::Error;
@@ -24,6 +25,8 @@ pub enum InvalidRequest {
     Json { field: String, reason: String },
     #[error("sampling.{0}")]
     Sampling(#[from] InvalidSampling),
+    #[error(transparent)]
+    Retention(#[from] InvalidRetention),
 }
 
 impl Coded for InvalidRequest {

@@ -4,6 +4,7 @@ mod chat;
 mod error;
 mod group;
 mod ids;
+mod retention;
 mod sampling;
 mod turn;
 
@@ -11,8 +12,6 @@ pub use chat::{MAX_CONTENT_BYTES, MAX_MESSAGES, MAX_TOOL_CALLS, MAX_TOOLS, conve
 pub use error::InvalidRequest;
 pub use group::{capacity, group_record, owner};
 pub use ids::{group_id, optional_session, route, session_id, session_key};
+pub use retention::{MAX_INTENT_BYTES, MAX_INTENT_SPANS, intent, retention};
 pub use sampling::sampling;
-pub use turn::{
-    KNOWN_POLICIES, MAX_INPUT_TOKENS, MAX_MODEL_BYTES, extent, model_name, optional_model, retention,
-    turn_request,
-};
+pub use turn::{MAX_INPUT_TOKENS, MAX_MODEL_BYTES, extent, model_name, optional_model, turn_request};

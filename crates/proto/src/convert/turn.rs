@@ -1,17 +1,15 @@
 //! One turn's request, whole.
 
-use hawser_common::request::{Extent, Input, Policy, Retention, TurnRequest};
+use hawser_common::request::{Extent, Input, TurnRequest};
 
 use super::chat::at_most;
-use super::{InvalidRequest, conversation, optional_session, sampling};
+use super::{InvalidRequest, conversation, intent, optional_session, retention, sampling};
 use crate::v1;
 
 /// Most token ids of one request.
 pub const MAX_INPUT_TOKENS: usize = 4 << 20;
 /// Longest model name in bytes.
 pub const MAX_MODEL_BYTES: usize = 256;
-/// Retention policies that a request may name.
-pub const KNOWN_POLICIES: &[Policy] = &[Policy::Full];
 
 /// Parses a turn: ids, input, sampling and retention, every size bounded.
 ///
@@ -52,7 +50,9 @@ pub fn turn_request(wire: v1::GenerateRequest) -> Result<TurnRequest, InvalidReq
         input,
         extent,
         sampling: sampling(wire.sampling)?,
-        retention: wire.retention.as_ref().map(retention).transpose()?,
+        retention: wire.retention.as_ref().map(retention).transpose()?.unwrap_or_default(),
+        intent: wire.intent.map(intent).transpose()?.unwrap_or_default(),
+        protected_tokens: wire.protected_tokens,
     })
 }
 
@@ -70,23 +70,6 @@ pub fn extent(field: &'static str, wire: i32) -> Result<Extent, InvalidRequest> 
             allowed: "whole (1) or delta (2)".to_owned(),
         }),
     }
-}
-
-/// A retention choice. An empty policy and a zero budget mean the defaults.
-///
-/// # Errors
-/// [`InvalidRequest::Unknown`] for a policy name that is not known, listing those that are.
-pub fn retention(wire: &v1::Retention) -> Result<Retention, InvalidRequest> {
-    let known = |name: &str| KNOWN_POLICIES.iter().copied().find(|policy| policy.name() == name);
-    let policy = match wire.policy.as_str() {
-        "" => Retention::default().policy,
-        name => known(name).ok_or_else(|| InvalidRequest::Unknown {
-            field: "retention.policy".to_owned(),
-            found: format!("{name:?}"),
-            allowed: KNOWN_POLICIES.iter().map(|policy| policy.name()).collect::<Vec<_>>().join(", "),
-        })?,
-    };
-    Ok(Retention { policy, budget_tokens: Some(wire.budget_tokens).filter(|&tokens| tokens > 0) })
 }
 
 /// A model name that may be left out.
@@ -107,15 +90,6 @@ pub fn model_name(text: &str) -> Result<String, InvalidRequest> {
     }
     optional_model(text)?;
     Ok(text.to_owned())
-}
-
-impl From<&Retention> for v1::Retention {
-    fn from(retention: &Retention) -> Self {
-        Self {
-            policy: retention.policy.name().to_owned(),
-            budget_tokens: retention.budget_tokens.unwrap_or(0),
-        }
-    }
 }
 
 impl From<Extent> for v1::Extent {

@@ -1,10 +1,11 @@
 //! What the edge refuses, and that it names the field.
 
 use hawser_common::chat::{Message, Role, Tool, ToolCall};
+use hawser_common::retention::{Choice, Policy, Retention};
 use hawser_common::{Coded, ErrorCode};
 
 use super::*;
-use crate::convert::{MAX_CONTENT_BYTES, MAX_MESSAGES, MAX_TOOLS};
+use crate::convert::{MAX_CONTENT_BYTES, MAX_MESSAGES, MAX_TOOLS, retention};
 
 fn user(text: &str) -> v1::Message {
     (&Message::text(Role::User, text)).into()
@@ -56,14 +57,25 @@ fn a_full_request_comes_through() {
             extent: v1::Extent::Delta.into(),
         })),
         sampling: Some(v1::Sampling { temperature: Some(0.0), seed: Some(7), ..Default::default() }),
-        retention: Some(v1::Retention { policy: "full".into(), budget_tokens: 512 }),
+        intent: Some(v1::Intent { text: "next".into(), ..Default::default() }),
+        protected_tokens: 3,
+        retention: Some(v1::Retention {
+            policy: "h2o".into(),
+            budget_tokens: 512,
+            bounded: Some(true),
+            ..Default::default()
+        }),
     };
     let turn = turn_request(wire).unwrap();
     assert_eq!(turn.session.unwrap().as_str(), "s-1");
     assert_eq!(turn.extent, Extent::Delta);
     assert_eq!(turn.input, Input::Messages { messages, tools });
     assert_eq!((turn.sampling.temperature, turn.sampling.top_p, turn.sampling.seed), (0.0, 1.0, Some(7)));
-    assert_eq!(turn.retention, Some(Retention { policy: Policy::Full, budget_tokens: Some(512) }));
+    let chosen = turn.retention.over(&Retention::default());
+    let expected =
+        Retention { policy: Policy::H2o, budget_tokens: 512, bounded: true, ..Retention::default() };
+    assert_eq!(chosen, expected);
+    assert_eq!(retention(&v1::Retention::from(&chosen)).unwrap(), Choice::from(&chosen));
 }
 
 #[test]
@@ -117,4 +129,9 @@ fn scalars_are_checked() {
     refused(v1::GenerateRequest { sampling, ..chat(vec![user("x")]) }, "sampling.top_p is NaN");
     let retention = Some(v1::Retention { policy: "magic".into(), ..Default::default() });
     refused(v1::GenerateRequest { retention, ..chat(vec![user("x")]) }, "\"magic\"; use full");
+    let retention = Some(v1::Retention { pool_positions: Some(4), ..Default::default() });
+    refused(v1::GenerateRequest { retention, ..chat(vec![user("x")]) }, "retention.pool_positions is 4");
+    let empty = v1::Span { start: 3, end: 3 };
+    let intent = Some(v1::Intent { pin_messages: vec![empty], ..Default::default() });
+    refused(v1::GenerateRequest { intent, ..chat(vec![user("x")]) }, "intent.pin_messages is 3 to 3");
 }

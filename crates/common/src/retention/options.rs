@@ -1,0 +1,150 @@
+//! The options of a policy, their defaults and their bounds.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::{Aggregation, Policy};
+use crate::{Coded, ErrorCode};
+
+/// What a session keeps when its live history outgrows its budget.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Retention {
+    pub policy: Policy,
+    /// C, tokens of live history after a prune; 0 is unbounded.
+    pub budget_tokens: u32,
+    /// T: a prune happens when more than C + T positions are live.
+    pub trigger_tokens: u32,
+    /// The first positions, always kept.
+    pub sink_tokens: u32,
+    /// The newest positions, always kept.
+    pub recent_tokens: u32,
+    /// Keep only the end of a request's own messages for certain: at most a quarter of the budget.
+    pub span_cap: bool,
+    pub aggregation: Aggregation,
+    /// λ of the query memory: what is left of it after a turn is e^-λ.
+    pub memory_decay: f32,
+    /// μ: a score is worth e^-μ of itself for each turn of age.
+    pub age_decay: f32,
+    /// Added to the relative score (mean 1) of the agent's own messages.
+    pub role_weight: f32,
+    /// The same for the user's messages.
+    pub user_weight: f32,
+    /// Share of the budget's candidates that the newest ones take before any score counts; 0 means none, but for h2o,
+    /// which gives them half.
+    pub newest_share: f32,
+    /// Positions that live and die together, aligned to multiples of their number.
+    pub block_tokens: u32,
+    /// Keep what scores at least this much relative to the mean, within `threshold_min_tokens` and the budget; 0 is off.
+    pub threshold: f32,
+    /// Least tokens that a threshold leaves.
+    pub threshold_min_tokens: u32,
+    /// Least budget under pressure: as the pool fills from 60 to 90 %, the budget shrinks to it; 0 is off.
+    pub adaptive_min_tokens: u32,
+    /// Prune between the chunks of one long prompt too.
+    pub bounded: bool,
+    /// Let evicted positions come back when they score better than kept ones.
+    pub revive: bool,
+    /// Of the random policy.
+    pub seed: u64,
+    /// Rows of the prompt or the answer that score.
+    pub window_rows: u32,
+    /// Positions over which a window's scores are averaged; odd.
+    pub pool_positions: u32,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self {
+            policy: Policy::Full,
+            budget_tokens: 0,
+            trigger_tokens: 512,
+            sink_tokens: 4,
+            recent_tokens: 0,
+            span_cap: true,
+            aggregation: Aggregation::Sum,
+            memory_decay: 0.5,
+            age_decay: 0.0,
+            role_weight: 0.0,
+            user_weight: 0.0,
+            newest_share: 0.0,
+            block_tokens: 1,
+            threshold: 0.0,
+            threshold_min_tokens: 0,
+            adaptive_min_tokens: 0,
+            bounded: false,
+            revive: false,
+            seed: 0,
+            window_rows: 32,
+            pool_positions: 5,
+        }
+    }
+}
+
+/// An option out of its bounds.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[error("retention.{option} is {found}; allowed is {allowed}")]
+pub struct InvalidRetention {
+    pub option: &'static str,
+    pub found: String,
+    pub allowed: &'static str,
+}
+
+impl Coded for InvalidRetention {
+    fn code(&self) -> ErrorCode {
+        ErrorCode::Invalid
+    }
+}
+
+/// Most rows that score: each costs a query per layer and head.
+pub const MAX_WINDOW_ROWS: u32 = 64;
+
+impl Retention {
+    /// Whether the session is ever pruned.
+    #[must_use]
+    pub fn prunes(&self) -> bool {
+        self.policy != Policy::Full && self.budget_tokens > 0
+    }
+
+    /// # Errors
+    /// [`InvalidRetention`] names the first option out of its bounds.
+    pub fn validate(&self) -> Result<(), InvalidRetention> {
+        let whole = |option, found: u32, ok: bool, allowed| check(option, found.to_string(), ok, allowed);
+        let real = |option, found: f32, most: f32, allowed| {
+            check(option, found.to_string(), (0.0..=most).contains(&found), allowed)
+        };
+        let (window, pool, block) = (self.window_rows, self.pool_positions, self.block_tokens);
+        whole("window_rows", window, (1..=MAX_WINDOW_ROWS).contains(&window), "1 to 64")?;
+        whole("pool_positions", pool, pool % 2 == 1 && pool < 64, "an odd number below 64")?;
+        whole("block_tokens", block, (1..=1_024).contains(&block), "1 to 1024")?;
+        real("memory_decay", self.memory_decay, 100.0, "0 to 100")?;
+        real("age_decay", self.age_decay, 100.0, "0 to 100")?;
+        real("role_weight", self.role_weight, 1e6, "0 to 1e6")?;
+        real("user_weight", self.user_weight, 1e6, "0 to 1e6")?;
+        real("newest_share", self.newest_share, 1.0, "0 to 1")?;
+        real("threshold", self.threshold, 1e6, "0 to 1e6")
+    }
+}
+
+fn check(
+    option: &'static str,
+    found: String,
+    ok: bool,
+    allowed: &'static str,
+) -> Result<(), InvalidRetention> {
+    if ok { Ok(()) } else { Err(InvalidRetention { option, found, allowed }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_out_of_bounds_is_named() {
+        assert_eq!(Retention::default().validate(), Ok(()));
+        let wrong = Retention { pool_positions: 4, ..Retention::default() };
+        assert_eq!(wrong.validate().unwrap_err().option, "pool_positions");
+        let wrong = Retention { memory_decay: f32::NAN, ..Retention::default() };
+        assert_eq!(wrong.validate().unwrap_err().option, "memory_decay");
+    }
+}
