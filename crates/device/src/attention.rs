@@ -24,7 +24,11 @@ mod plan;
 mod scratch;
 mod work;
 
+// Scores are made of the same parts.
+pub(crate) use block::{LEAST_PACKED_QUERIES, Pack, PackedOffsets, packed_offsets};
+pub(crate) use inner::{Ahead, Rows, Softmax, scores};
 pub use scratch::AttendScratch;
+pub(crate) use scratch::{Floats, Offsets, SUB_BLOCK};
 
 /// Keys of a block: the unit of softmax merging, counted from the start of the live list.
 pub const BLOCK: usize = 256;

@@ -1,7 +1,8 @@
 //! CPU kernels over slot lists and packed weights; the only crate with unsafe code.
 //!
 //! Owns the memory that kernels read ([`memory`]), the threads they run on ([`threads`]), which instructions they
-//! may use ([`cpu`]), the KV rows ([`kv`]) and the arithmetic of a layer ([`attention`], [`linear`], [`ops`]).
+//! may use ([`cpu`]), the KV rows ([`kv`]), the arithmetic of a layer ([`attention`], [`linear`], [`ops`]) and the
+//! scores by which history is kept ([`score`]).
 //! Promises that a row's result depends on its own inputs only: never on the rows batched with it, on how a prompt
 //! was cut into chunks, or on the number of threads. Never allocates in a step, never decides which slots are live,
 //! never reads a clock or a configuration.
@@ -16,6 +17,7 @@ pub mod linear;
 pub mod mapped;
 pub mod memory;
 pub mod ops;
+pub mod score;
 mod simd;
 pub mod threads;
 

@@ -10,7 +10,7 @@ use crate::kv::{F32, RowFormat};
 use crate::simd::{Kernel, MAX_LANES, Simd};
 
 /// Query vectors from which converting a sub-block to f32 first is cheaper than converting it for each few of them.
-const LEAST_PACKED_QUERIES: usize = 12;
+pub(crate) const LEAST_PACKED_QUERIES: usize = 12;
 
 /// The query rows of a block. Row `i` sees the first `visible + i` keys of the block, or all.
 pub(super) struct Queries {
@@ -43,9 +43,9 @@ pub(super) struct Block<'a, F: RowFormat> {
 }
 
 /// Offsets of the rows of a packed sub-block, computed per dimension by the caller of [`run`].
-pub(super) type PackedOffsets = [usize; SUB_BLOCK];
+pub(crate) type PackedOffsets = [usize; SUB_BLOCK];
 
-pub(super) fn packed_offsets(dim: usize) -> PackedOffsets {
+pub(crate) fn packed_offsets(dim: usize) -> PackedOffsets {
     std::array::from_fn(|row| row * dim)
 }
 
@@ -229,10 +229,10 @@ unsafe fn tile<S: Simd, F: RowFormat, P: Pass, const N: usize>(
 
 /// Converts rows to f32, one after another. Whoever makes one promises that the rows are valid for D' items and `to`
 /// for as many rows of D'.
-struct Pack<'a, F: RowFormat> {
-    rows: &'a Rows<'a, F>,
-    ahead: &'a Ahead<'a>,
-    to: *mut f32,
+pub(crate) struct Pack<'a, F: RowFormat> {
+    pub(crate) rows: &'a Rows<'a, F>,
+    pub(crate) ahead: &'a Ahead<'a>,
+    pub(crate) to: *mut f32,
 }
 
 impl<F: RowFormat> Kernel for Pack<'_, F> {

@@ -11,31 +11,31 @@ use crate::kv::RowFormat;
 use crate::simd::{Kernel, MAX_LANES, Simd, exp2};
 
 /// KV rows of a layer, gathered by offset.
-pub(super) struct Rows<'a, F: RowFormat> {
-    pub(super) base: *const F::Item,
+pub(crate) struct Rows<'a, F: RowFormat> {
+    pub(crate) base: *const F::Item,
     /// Offsets from `base`: for scores a multiple of 4.
-    pub(super) at: &'a [usize],
+    pub(crate) at: &'a [usize],
     /// D'.
-    pub(super) dim: usize,
+    pub(crate) dim: usize,
 }
 
 /// Keys or values that will be needed soon: each is asked for while the row of the same number is worked on, so that
 /// memory is busy all the time.
 #[derive(Clone, Copy)]
-pub(super) struct Ahead<'a> {
+pub(crate) struct Ahead<'a> {
     /// Of one item of `item_bytes`, to which the offsets are relative.
-    pub(super) base: *const u8,
-    pub(super) at: &'a [usize],
-    pub(super) item_bytes: usize,
+    pub(crate) base: *const u8,
+    pub(crate) at: &'a [usize],
+    pub(crate) item_bytes: usize,
     /// Bytes of a key or a value.
-    pub(super) row_bytes: usize,
+    pub(crate) row_bytes: usize,
 }
 
 const CACHE_LINE: usize = 64;
 
 impl Ahead<'_> {
     /// Nothing to fetch.
-    pub(super) const NOTHING: Self = Self { base: std::ptr::null(), at: &[], item_bytes: 0, row_bytes: 0 };
+    pub(crate) const NOTHING: Self = Self { base: std::ptr::null(), at: &[], item_bytes: 0, row_bytes: 0 };
 
     /// Asks for row `i`, if there is one.
     #[inline(always)]
@@ -57,7 +57,7 @@ impl Ahead<'_> {
 /// `keys.base` plus each offset must be valid for D' items, `q` for N·D' numbers, `scores` for N rows of as many
 /// numbers as there are keys, a multiple of K; D' is a multiple of MAX_LANES.
 #[inline(always)]
-pub(super) unsafe fn scores<S: Simd, F: RowFormat, const N: usize, const K: usize>(
+pub(crate) unsafe fn scores<S: Simd, F: RowFormat, const N: usize, const K: usize>(
     s: S,
     q: *const f32,
     keys: &Rows<'_, F>,
@@ -188,9 +188,9 @@ unsafe fn columns<S: Simd, F: RowFormat, const N: usize, const C: usize>(
 
 /// Turns `n` scores (logarithms to base 2) into weights relative to the largest; returns that and their sum. Whoever
 /// makes one promises that `scores` is valid for `n` numbers, rounded up to a multiple of the lanes.
-pub(super) struct Softmax {
-    pub(super) scores: *mut f32,
-    pub(super) n: usize,
+pub(crate) struct Softmax {
+    pub(crate) scores: *mut f32,
+    pub(crate) n: usize,
 }
 
 impl Kernel for Softmax {

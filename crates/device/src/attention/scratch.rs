@@ -34,7 +34,7 @@ impl AttendScratch {
 
 /// Keys of a block that stay in the first-level cache while all query rows of a tile pass over them. A multiple of 4
 /// that divides [`BLOCK`]; it has no effect on results.
-pub(super) const SUB_BLOCK: usize = 64;
+pub(crate) const SUB_BLOCK: usize = 64;
 
 /// Numbers of a softmax state of one query: the weighted sum of values `[D']`, then the maximum and the sum of
 /// weights, which are at [`maximum_at`] and [`weight_at`].
@@ -71,55 +71,55 @@ pub(super) struct Workspace {
 
 /// Offsets of a block's rows in a layer, in items; padded to a multiple of 4 by repeating the last.
 #[derive(Debug, Default)]
-pub(super) struct Offsets {
+pub(crate) struct Offsets {
     at: Vec<usize>,
     keys: usize,
 }
 
 impl Offsets {
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.at.clear();
         self.keys = 0;
     }
 
-    pub(super) fn push(&mut self, offset: usize) {
+    pub(crate) fn push(&mut self, offset: usize) {
         self.at.push(offset);
         self.keys += 1;
     }
 
-    pub(super) fn pad(&mut self) {
+    pub(crate) fn pad(&mut self) {
         if let Some(&last) = self.at.last() {
             self.at.resize(self.keys.next_multiple_of(4), last);
         }
     }
 
     /// Keys, without padding.
-    pub(super) fn keys(&self) -> usize {
+    pub(crate) fn keys(&self) -> usize {
         self.keys
     }
 
-    pub(super) fn padded(&self) -> &[usize] {
+    pub(crate) fn padded(&self) -> &[usize] {
         &self.at
     }
 }
 
 /// f32 numbers aligned to cache lines.
 #[derive(Debug, Default)]
-pub(super) struct Floats(Vec<Line>);
+pub(crate) struct Floats(Vec<Line>);
 
 #[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 struct Line([f32; 16]);
 
 impl Floats {
-    fn grow(&mut self, len: usize) {
+    pub(crate) fn grow(&mut self, len: usize) {
         let lines = len.div_ceil(16);
         if self.0.len() < lines {
             self.0.resize(lines, Line::default());
         }
     }
 
-    pub(super) fn floats_mut(&mut self) -> &mut [f32] {
+    pub(crate) fn floats_mut(&mut self) -> &mut [f32] {
         bytemuck::cast_slice_mut(&mut self.0)
     }
 }

@@ -10,8 +10,8 @@ use crate::threads::{SharedMut, Threads};
 /// How fast each pair of numbers turns with the position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    frequencies: Vec<f32>,
-    attention_factor: f32,
+    frequencies: Vec<f64>,
+    attention_factor: f64,
 }
 
 impl Rope {
@@ -19,8 +19,7 @@ impl Rope {
     /// `attention_factor` (1, but for YaRN).
     #[must_use]
     pub fn new(inverse_frequencies: &[f64], attention_factor: f64) -> Self {
-        let frequencies = inverse_frequencies.iter().map(|&frequency| frequency as f32).collect();
-        Self { frequencies, attention_factor: attention_factor as f32 }
+        Self { frequencies: inverse_frequencies.to_vec(), attention_factor }
     }
 
     /// Numbers of a head that are rotated; the others keep their value.
@@ -29,17 +28,17 @@ impl Rope {
         2 * self.frequencies.len()
     }
 
-    /// Computes the angles of a batch's positions, once for all layers of a step. The angle is an f32 product, as in
-    /// the reference implementation: at large positions its rounding is part of what a model was trained with.
+    /// Computes the angles of a batch's positions, once for all layers of a step. Angles are f64 products: what f32
+    /// loses of one grows with the position, differs between a query and a key, and shows in sharp logits.
     pub fn phases(&self, positions: &[Position], into: &mut Phases) {
         into.half = self.frequencies.len();
         into.cos.clear();
         into.sin.clear();
         for position in positions {
             for frequency in &self.frequencies {
-                let (sin, cos) = (position.0 as f32 * frequency).sin_cos();
-                into.cos.push(cos * self.attention_factor);
-                into.sin.push(sin * self.attention_factor);
+                let (sin, cos) = (f64::from(position.0) * frequency).sin_cos();
+                into.cos.push((cos * self.attention_factor) as f32);
+                into.sin.push((sin * self.attention_factor) as f32);
             }
         }
     }

@@ -94,7 +94,7 @@ proptest! {
         for (row, position) in expected.chunks_exact_mut(heads * head_dim).zip(&positions) {
             for head in row.chunks_exact_mut(head_dim) {
                 for i in 0..half {
-                    let angle = f64::from(position.0 as f32 * frequencies[i] as f32);
+                    let angle = f64::from(position.0) * frequencies[i];
                     let (a, b) = (head[i], head[half + i]);
                     head[i] = 1.5 * (a * angle.cos() - b * angle.sin());
                     head[half + i] = 1.5 * (b * angle.cos() + a * angle.sin());

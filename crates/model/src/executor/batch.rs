@@ -6,6 +6,8 @@ use hawser_common::{Coded, ErrorCode, Position, SlotId};
 use hawser_device::attention::Span;
 use thiserror::Error;
 
+use super::memory::Observe;
+
 /// Rows of one step, one row per token. The four slices over rows have one length.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'a> {
@@ -27,6 +29,8 @@ pub struct Sequence<'a> {
     pub context: &'a [SlotId],
     /// For which of the rows logits are wanted.
     pub logits: LogitRows,
+    /// What is remembered of the rows' queries, for retention.
+    pub observe: Option<Observe>,
 }
 
 /// Which rows of a sequence go through the head.

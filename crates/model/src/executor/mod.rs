@@ -6,19 +6,27 @@
 
 mod batch;
 mod logits;
+mod memory;
+mod recorder;
+mod scoring;
 
+use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use hawser_device::DeviceError;
 use hawser_device::kv::{KvRows, KvShape, RowType};
 use hawser_device::linear::Write;
+use hawser_device::score::ScoreScratch;
 use hawser_device::threads::Threads;
 
 pub use batch::{Batch, LogitRows, Sequence, StepError};
 pub use logits::Logits;
+pub use memory::{MemoryId, Observe, QueryMemory, Recursion};
+pub use scoring::{ScoreRequest, Scores};
 
 use self::batch::Checker;
+use self::recorder::Recorder;
 use crate::config::ModelConfig;
 use crate::layers::{Buffers, Model, Pass};
 
@@ -41,6 +49,8 @@ pub struct Executor {
     threads: Threads,
     checker: Checker,
     buffers: Buffers,
+    memories: HashMap<MemoryId, QueryMemory>,
+    scoring: ScoreScratch,
 }
 
 impl Executor {
@@ -62,6 +72,8 @@ impl Executor {
             threads: Threads::new(options.threads),
             checker: Checker::new(config.vocab, config.context_length, options.slots),
             buffers: Buffers::new(config),
+            memories: HashMap::new(),
+            scoring: ScoreScratch::default(),
             model,
         })
     }
@@ -102,7 +114,9 @@ impl Executor {
         }
         model.embed(batch.tokens, self.buffers.stream.first(rows))?;
         model.phases(batch.positions, &mut self.buffers.phases);
+        let mut observer = Recorder::open(batch, model.config(), &mut self.memories, &mut self.scoring);
         let mut pass = Pass {
+            observer: &mut observer,
             config: model.config(),
             threads: &self.threads,
             kv: &mut self.kv,
@@ -111,7 +125,9 @@ impl Executor {
             rows,
             buffers: &mut self.buffers,
         };
-        model.run_layers(&mut pass)?;
+        let ran = model.run_layers(&mut pass);
+        observer.close(&mut self.memories);
+        ran?;
         let mut values = vec![0.0; wanted.len() * vocab];
         let buffers = &mut self.buffers;
         let (stream, normed) = (buffers.stream.first(rows), buffers.normed.first(wanted.len()));

@@ -11,6 +11,12 @@ use hawser_device::threads::Threads;
 use super::{Buffers, Layer, Model};
 use crate::config::ModelConfig;
 
+/// Sees what retention needs of a step.
+pub(crate) trait Observer {
+    /// A layer's queries after RoPE, `[rows][Hq][D]`; its keys are written already.
+    fn queries(&mut self, layer: usize, query: &[f32], kv: &KvRows, threads: &Threads);
+}
+
 /// One step on its way through the layers. `buffers.stream` holds the residual stream of its `rows` rows.
 pub(crate) struct Pass<'a> {
     pub(crate) config: &'a ModelConfig,
@@ -22,6 +28,7 @@ pub(crate) struct Pass<'a> {
     pub(crate) spans: &'a [Span<'a>],
     pub(crate) rows: usize,
     pub(crate) buffers: &'a mut Buffers,
+    pub(crate) observer: &'a mut dyn Observer,
 }
 
 impl Model {
@@ -84,6 +91,7 @@ impl Layer {
         phases.rotate(threads, query, config.heads);
         phases.rotate(threads, key, config.kv_heads);
         pass.kv.write(index, pass.slots, key, value);
+        pass.observer.queries(index, query, pass.kv, threads);
         let (spans, heads, isa) = (pass.spans, config.heads, Isa::best());
         let call = AttendCall { kv: pass.kv, layer: index, spans, q: query, heads, isa };
         attend(threads, &call, attended.first(rows), scratch);

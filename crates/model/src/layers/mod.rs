@@ -12,7 +12,7 @@ pub use linear::PackError;
 pub use load::LoadError;
 
 pub(crate) use buffers::Buffers;
-pub(crate) use forward::Pass;
+pub(crate) use forward::{Observer, Pass};
 pub(crate) use linear::Linear;
 
 use hawser_device::ops::Rope;

@@ -140,6 +140,11 @@ pub(super) fn write(specials: &Specials, pieces: &[Piece]) -> String {
     out
 }
 
+/// How a special token is written; nothing for an id that is none.
+pub(super) fn spelling(tokenizer: &Tokenizer, id: u32) -> &str {
+    tokenizer.specials().by_id(id).map_or("", |special| special.text.as_str())
+}
+
 /// Tokens of pieces.
 pub(super) fn encode(tokenizer: &Tokenizer, pieces: &[Piece]) -> Vec<u32> {
     let mut ids = Vec::new();

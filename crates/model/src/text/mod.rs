@@ -8,6 +8,7 @@ mod bytelevel;
 mod detokenizer;
 mod hub;
 mod marked;
+mod outline;
 mod pretokenizer;
 mod rendered;
 mod specials;
@@ -18,6 +19,7 @@ mod vocab;
 
 pub use detokenizer::Detokenizer;
 pub use marked::{encode_marked, mark_tokens};
+pub use outline::Outline;
 pub use rendered::Rendered;
 pub use stop::{StopMatcher, StopStep};
 pub use template::{ChatTemplate, RenderError, RenderRequest, TemplateError};

@@ -26,6 +26,10 @@ impl Rendered {
         Self { marked, text: marked::unguard(output).into_owned(), pieces }
     }
 
+    pub(super) fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
     /// What the template wrote, as the reference renderer writes it.
     #[must_use]
     pub fn text(&self) -> &str {

@@ -1,0 +1,162 @@
+//! How much attention the rows of a step pay to each key of one layer, for policies that add it up as they go.
+
+use hawser_common::SlotId;
+
+use super::scratch::{Workspace, padded};
+use super::shares::{AddShares, Queries, RoomSize};
+use super::{ScoreScratch, Scored, Units};
+use crate::attention::{Offsets, Rows};
+use crate::cpu::Isa;
+use crate::kv::{Bf16, F16, F32, KvRows, Layer, RowFormat};
+use crate::simd::{Kernel, Simd, dispatch};
+use crate::threads::{SharedMut, Threads};
+
+/// Rows of a unit of work at least, and the most units of one KV head: so the cut does not depend on the threads.
+const LEAST_ROWS: usize = 32;
+const MOST_CHUNKS: usize = 8;
+
+/// One layer's attention of one span: rows that follow each other in one sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct MassCall<'a> {
+    /// The rows of every slot named here must have been written.
+    pub kv: &'a KvRows,
+    pub layer: usize,
+    /// Live slots before the first row, in position order.
+    pub context: &'a [SlotId],
+    /// The rows' own slots, one each: row `i` also sees `own[..=i]`.
+    pub own: &'a [SlotId],
+    /// Queries after RoPE: `[rows][Hq][D]`.
+    pub q: &'a [f32],
+    /// Hq; a multiple of the KV heads. Head `h` reads KV head `h / (Hq / Hkv)`.
+    pub heads: usize,
+    pub isa: Isa,
+}
+
+impl MassCall<'_> {
+    fn check(&self, out: &[f32]) {
+        let shape = self.kv.shape();
+        assert!(self.layer < shape.layers, "layer {} of {}", self.layer, shape.layers);
+        assert!(self.heads > 0 && self.heads.is_multiple_of(shape.kv_heads), "{} heads", self.heads);
+        assert_eq!(self.q.len(), self.own.len() * self.heads * shape.head_dim, "one query row per own slot");
+        assert_eq!(out.len(), self.context.len() + self.own.len(), "one number per live slot");
+    }
+
+    /// Rows of a unit, and units of one KV head.
+    fn cut(&self) -> (usize, usize) {
+        let rows = self.own.len();
+        let chunk = rows.div_ceil(MOST_CHUNKS).max(LEAST_ROWS).min(rows.max(1));
+        (chunk, rows.div_ceil(chunk))
+    }
+}
+
+/// Adds to each number of `out`, of the live slots in position order (`context`, then `own`), the softmax weights that
+/// all rows and query heads give it. Where these are not finite nothing is added, so that one bad row does not spoil
+/// a sum that lasts: how many were left out is counted per KV head and a fixed number of rows.
+///
+/// # Panics
+/// If shapes do not fit, or a list names the dead slot or one out of range: bugs of the caller.
+pub fn mass(threads: &Threads, call: &MassCall<'_>, out: &mut [f32], scratch: &mut ScoreScratch) -> Scored {
+    call.check(out);
+    let (chunk, chunks) = call.cut();
+    let units = Units::new(chunks * call.kv.shape().kv_heads);
+    scratch.prepare_mass(call, (chunk, units.count), threads.count());
+    let ScoreScratch { keys, size, visible, workspaces, partials, .. } = scratch;
+    let job = Job {
+        call,
+        keys,
+        size: *size,
+        visible,
+        units: &units,
+        workspaces: SharedMut::new(workspaces),
+        partials: SharedMut::new(partials.floats_mut()),
+    };
+    threads.run(&|thread| job.run(thread));
+    let mut scored = Scored::default();
+    let partials = partials.floats_mut().chunks_exact(padded(out.len()).max(1));
+    for partial in partials.take(units.count) {
+        for (out, &mass) in out.iter_mut().zip(partial) {
+            scored.non_finite += u64::from(!mass.is_finite());
+            *out += if mass.is_finite() { mass } else { 0.0 };
+        }
+    }
+    scored
+}
+
+/// A call, shared by all threads.
+struct Job<'a> {
+    call: &'a MassCall<'a>,
+    keys: &'a Offsets,
+    size: RoomSize,
+    /// Keys that each row sees.
+    visible: &'a [usize],
+    /// Chunks of rows, each with every KV head.
+    units: &'a Units,
+    workspaces: SharedMut<'a, Workspace>,
+    /// `[units][padded keys]`
+    partials: SharedMut<'a, f32>,
+}
+
+impl Job<'_> {
+    fn run(&self, thread: usize) {
+        // SAFETY: each thread takes its own workspace.
+        let workspace = unsafe { &mut self.workspaces.slice(thread..thread + 1)[0] };
+        dispatch(self.call.isa, Work { job: self, workspace });
+    }
+}
+
+struct Work<'a> {
+    job: &'a Job<'a>,
+    workspace: &'a mut Workspace,
+}
+
+impl Kernel for Work<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Work { job, workspace } = self;
+        while let Some(unit) = job.units.claim() {
+            match job.call.kv.layer(job.call.layer) {
+                Layer::F32(rows) => add_unit::<S, F32>(s, job, rows, unit, workspace),
+                Layer::F16(rows) => add_unit::<S, F16>(s, job, rows, unit, workspace),
+                Layer::Bf16(rows) => add_unit::<S, Bf16>(s, job, rows, unit, workspace),
+            }
+        }
+    }
+}
+
+/// What some rows give to each key through the query heads of one KV head.
+#[inline(always)]
+fn add_unit<S: Simd, F: RowFormat>(
+    s: S,
+    job: &Job<'_>,
+    rows: &[F::Item],
+    unit: usize,
+    workspace: &mut Workspace,
+) {
+    let MassCall { kv, q, heads, .. } = *job.call;
+    let (shape, group) = (kv.shape(), job.size.group);
+    let (chunk, kv_head) = (unit / shape.kv_heads, unit % shape.kv_heads);
+    let first = chunk * job.size.rows;
+    let stride = padded(job.keys.keys());
+    // SAFETY: each unit writes its own partial sums.
+    let sums = unsafe { job.partials.slice(unit * stride..(unit + 1) * stride) };
+    sums.fill(0.0);
+    let row = heads * shape.head_dim;
+    let queries = Queries {
+        q: &q[first * row + kv_head * group * shape.head_dim..],
+        stride: row,
+        group,
+        head_dim: shape.head_dim,
+        visible: &job.visible[first..job.visible.len().min(first + job.size.rows)],
+        whole: 1.0,
+    };
+    let keys = Rows::<F> {
+        // Every slot was checked, so that every offset lies a head's key and value before the end of the layer.
+        base: rows[kv_head * shape.head_stride()..].as_ptr(),
+        at: job.keys.padded(),
+        dim: shape.padded_dim(),
+    };
+    // All heads add to the same numbers.
+    s.call(AddShares { queries, keys, size: job.size, room: &mut workspace.room, sums, stride: 0 });
+}

@@ -1,0 +1,260 @@
+//! What is remembered of a session's queries: the evidence by which retention scores its history.
+//!
+//! Per layer and query head: the mean query of the running request, the memory over turns (IntentKV, arXiv
+//! 2606.09916), some query rows as they were, and the attention mass that each live key has received. Under tensor
+//! parallelism each rank holds those of its own heads. Promises that a request that is taken back leaves the memory
+//! as it was. Never decides what is kept.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+/// One session's or request's memory, unique within an executor's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MemoryId(pub u64);
+
+/// What of a sequence's rows in a step is remembered. Rows are rows of the batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Observe {
+    pub memory: MemoryId,
+    /// Rows of the query span: averaged.
+    pub span: Range<usize>,
+    /// Rows kept as they are.
+    pub window: Range<usize>,
+    /// Forget the window's rows before these.
+    pub restart_window: bool,
+    /// Rows that a window holds; the oldest makes room.
+    pub window_rows: usize,
+    /// Gather attention mass.
+    pub mass: bool,
+}
+
+/// How the memory goes on from turn to turn. `unit` is the norm along D, per layer and head.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Recursion {
+    /// M = unit(Enc).
+    Query,
+    /// M = unit(e^-λ M' + unit(Enc)).
+    Unit { decay: f32 },
+    /// M = unit(e^-λ M' + Enc): as published. Enc has a norm of about ten, so M' counts for little.
+    Paper { decay: f32 },
+}
+
+/// Vectors of `[L][Hq][D]` and what is derived from them.
+#[derive(Clone, Debug)]
+pub struct QueryMemory {
+    layers: usize,
+    /// Hq · D.
+    width: usize,
+    head_dim: usize,
+    /// Sum of the span's rows so far.
+    sum: Vec<f32>,
+    rows: u32,
+    memory: Option<Arc<[f32]>>,
+    /// The memory before the running request.
+    before: Option<Arc<[f32]>>,
+    /// Rows `[R][L][Hq][D]`, a ring.
+    window: Vec<f32>,
+    /// Rows in the window, and where the next one goes.
+    held: usize,
+    next: usize,
+    capacity: usize,
+    /// Per live key, in order.
+    pub(super) mass: Vec<f32>,
+}
+
+impl QueryMemory {
+    pub(super) fn new(layers: usize, heads: usize, head_dim: usize) -> Self {
+        let width = heads * head_dim;
+        Self {
+            layers,
+            width,
+            head_dim,
+            sum: vec![0.0; layers * width],
+            rows: 0,
+            memory: None,
+            before: None,
+            window: Vec::new(),
+            held: 0,
+            next: 0,
+            capacity: 0,
+            mass: Vec::new(),
+        }
+    }
+
+    /// Begins a request, or begins it again: nothing of it is remembered yet.
+    pub(super) fn begin(&mut self) {
+        self.sum.fill(0.0);
+        self.rows = 0;
+        self.before = self.memory.clone();
+    }
+
+    /// Takes the running request back.
+    pub(super) fn take_back(&mut self) {
+        self.sum.fill(0.0);
+        self.rows = 0;
+        self.memory = self.before.clone();
+    }
+
+    /// Makes room for a step's rows, before its first layer.
+    pub(super) fn open(&mut self, observe: &Observe) {
+        self.rows += u32::try_from(observe.span.len()).expect("a step has fewer than 2^32 rows");
+        if observe.restart_window || self.capacity != observe.window_rows {
+            self.capacity = observe.window_rows;
+            self.window.clear();
+            self.window.resize(self.capacity * self.layers * self.width, 0.0);
+            (self.held, self.next) = (0, 0);
+        }
+    }
+
+    /// Takes one layer's query rows `[rows][Hq][D]`.
+    pub(super) fn record(&mut self, observe: &Observe, layer: usize, query: &[f32]) {
+        let width = self.width;
+        let sum = &mut self.sum[layer * width..][..width];
+        for row in observe.span.clone() {
+            let row = &query[row * width..][..width];
+            sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+        }
+        if self.capacity == 0 {
+            return;
+        }
+        for (i, row) in observe.window.clone().enumerate() {
+            let at = (((self.next + i) % self.capacity) * self.layers + layer) * width;
+            self.window[at..at + width].copy_from_slice(&query[row * width..][..width]);
+        }
+    }
+
+    /// Counts the step's rows in, after its last layer.
+    pub(super) fn close(&mut self, observe: &Observe) {
+        if self.capacity > 0 {
+            let added = observe.window.len();
+            self.next = (self.next + added) % self.capacity;
+            self.held = (self.held + added).min(self.capacity);
+        }
+    }
+
+    /// Ends the request's span: its mean becomes part of the memory. Without a row the memory stays as it is.
+    pub(super) fn remember(&mut self, recursion: Recursion) {
+        let Some(mut next) = self.with_span(recursion) else { return };
+        self.rows = 0;
+        self.sum.fill(0.0);
+        self.memory = Some(std::mem::take(&mut next).into());
+    }
+
+    /// The memory as it would be if the span ended here; `None` without rows.
+    pub(super) fn with_span(&self, recursion: Recursion) -> Option<Vec<f32>> {
+        if self.rows == 0 {
+            return None;
+        }
+        let mut next = self.sum.clone();
+        next.iter_mut().for_each(|x| *x /= self.rows as f32);
+        let (decay, normalises) = match recursion {
+            Recursion::Query => (None, false),
+            Recursion::Unit { decay } => (Some(decay), true),
+            Recursion::Paper { decay } => (Some(decay), false),
+        };
+        if normalises {
+            next.chunks_exact_mut(self.head_dim).for_each(unit);
+        }
+        if let (Some(decay), Some(memory)) = (decay, &self.memory) {
+            let left = (-decay).exp();
+            next.iter_mut().zip(memory.iter()).for_each(|(x, m)| *x += left * m);
+        }
+        next.chunks_exact_mut(self.head_dim).for_each(unit);
+        Some(next)
+    }
+
+    /// M, `[L][Hq][D]`; `None` before the first request has ended.
+    #[must_use]
+    pub fn memory(&self) -> Option<&[f32]> {
+        self.memory.as_deref()
+    }
+
+    /// Rows of the window.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.held
+    }
+
+    /// The window, oldest row first, as `[L][R][Hq][D]`.
+    pub(super) fn window(&self) -> Vec<f32> {
+        let (held, width) = (self.held, self.width);
+        let mut out = vec![0.0; self.layers * held * width];
+        for age in 0..held {
+            let row = (self.next + self.capacity - held + age) % self.capacity;
+            for layer in 0..self.layers {
+                let from = (row * self.layers + layer) * width;
+                let to = (layer * held + age) * width;
+                out[to..to + width].copy_from_slice(&self.window[from..from + width]);
+            }
+        }
+        out
+    }
+
+    /// Keeps the mass of these live keys only, by index, ascending.
+    pub(super) fn keep_mass(&mut self, kept: &[u32]) {
+        if !self.mass.is_empty() {
+            self.mass =
+                kept.iter().map(|&index| self.mass.get(index as usize).copied().unwrap_or(0.0)).collect();
+        }
+    }
+}
+
+/// Scales a vector to length 1; a zero vector stays.
+fn unit(x: &mut [f32]) {
+    let norm = x.iter().map(|x| x * x).sum::<f32>().sqrt();
+    if norm > 0.0 {
+        x.iter_mut().for_each(|x| *x /= norm);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn observe(span: Range<usize>, window: Range<usize>) -> Observe {
+        Observe { memory: MemoryId(0), span, window, restart_window: false, window_rows: 2, mass: false }
+    }
+
+    fn step(memory: &mut QueryMemory, observe: &Observe, query: &[f32]) {
+        memory.open(observe);
+        memory.record(observe, 0, query);
+        memory.close(observe);
+    }
+
+    #[test]
+    fn the_memory_follows_its_recursion_and_can_be_taken_back() {
+        let mut memory = QueryMemory::new(1, 1, 2);
+        memory.begin();
+        step(&mut memory, &observe(0..2, 0..0), &[6.0, 0.0, 0.0, 8.0]);
+        memory.remember(Recursion::Unit { decay: 1.0 });
+        assert_eq!(memory.memory(), Some(&[0.6, 0.8][..]), "unit of the mean");
+        memory.begin();
+        step(&mut memory, &observe(1..2, 0..0), &[9.0, 9.0, 0.0, -5.0]);
+        let left = (-1.0f32).exp();
+        let expected = |enc: f32| {
+            let (x, y) = (left * 0.6, left * 0.8 - enc);
+            let norm = (x * x + y * y).sqrt();
+            [x / norm, y / norm]
+        };
+        assert_eq!(memory.with_span(Recursion::Paper { decay: 1.0 }), Some(expected(5.0).to_vec()));
+        assert_eq!(memory.with_span(Recursion::Query), Some(vec![0.0, -1.0]));
+        memory.remember(Recursion::Unit { decay: 1.0 });
+        assert_eq!(memory.memory(), Some(&expected(1.0)[..]));
+        memory.take_back();
+        assert_eq!(memory.memory(), Some(&[0.6, 0.8][..]));
+        memory.remember(Recursion::Query);
+        assert_eq!(memory.memory(), Some(&[0.6, 0.8][..]), "no row, no change");
+    }
+
+    #[test]
+    fn the_window_keeps_the_last_rows_in_order() {
+        let mut memory = QueryMemory::new(1, 1, 1);
+        step(&mut memory, &observe(0..0, 0..1), &[1.0]);
+        assert_eq!(memory.window(), [1.0]);
+        step(&mut memory, &observe(0..0, 0..2), &[2.0, 3.0]);
+        assert_eq!(memory.window(), [2.0, 3.0]);
+        let restart = Observe { restart_window: true, ..observe(0..0, 0..1) };
+        step(&mut memory, &restart, &[4.0]);
+        assert_eq!((memory.window(), memory.held()), (vec![4.0], 1));
+    }
+}

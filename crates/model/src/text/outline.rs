@@ -1,0 +1,163 @@
+//! Where each message of a rendered conversation ends, in tokens.
+//!
+//! A template says nothing of which text came from which message. But a conversation cut after a message renders to the
+//! front of the whole one, as far as the template lets the front alone; so the common front is where the message ends.
+
+use super::marked::{self, Piece};
+use super::template::{ChatTemplate, RenderError, RenderRequest};
+use super::tokenizer::Tokenizer;
+
+/// Most messages whose ends are looked for: each costs a rendering. Older ones end together.
+const MOST_CUTS: usize = 256;
+
+/// A conversation's tokens and where its messages end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outline {
+    pub tokens: Vec<u32>,
+    /// Per message from `first` on, the tokens up to its end; ascending. What follows the last is the generation prompt.
+    pub ends: Vec<usize>,
+    /// The first message whose end is known.
+    pub first: usize,
+}
+
+impl ChatTemplate {
+    /// Renders a conversation, keeps the tokens of `log` where it goes on from them, and finds the ends of the messages
+    /// from `first` on.
+    ///
+    /// # Errors
+    /// [`RenderError`] as for [`ChatTemplate::render`].
+    pub fn outline(
+        &self,
+        tokenizer: &Tokenizer,
+        request: &RenderRequest<'_>,
+        log: &[u32],
+        first: usize,
+    ) -> Result<Outline, RenderError> {
+        let whole = self.render(tokenizer, request)?;
+        let tokens = whole.tokens_after(tokenizer, log);
+        let flat = spelled(tokenizer, whole.pieces());
+        let count = request.messages.len();
+        let first = first.max(count.saturating_sub(MOST_CUTS)).min(count);
+        let mut ends = Vec::with_capacity(count - first);
+        let mut last = 0;
+        for end in first + 1..=count {
+            let front = RenderRequest {
+                messages: &request.messages[..end],
+                add_generation_prompt: false,
+                ..*request
+            };
+            // A template may refuse a conversation that ends here; then the message ends with the next one.
+            if let Ok(front) = self.render(tokenizer, &front) {
+                last = common(&flat, &spelled(tokenizer, front.pieces())).max(last);
+                ends.push(Some(last));
+            } else {
+                ends.push(None);
+            }
+        }
+        Ok(Outline { ends: in_tokens(tokenizer, &tokens, &ends, flat.len()), tokens, first })
+    }
+}
+
+/// The text of pieces, special tokens spelled out.
+fn spelled(tokenizer: &Tokenizer, pieces: &[Piece]) -> String {
+    let mut flat = String::new();
+    for piece in pieces {
+        match piece {
+            Piece::Special(id) => flat.push_str(marked::spelling(tokenizer, *id)),
+            Piece::Plain(text) => flat.push_str(text),
+        }
+    }
+    flat
+}
+
+fn common(a: &str, b: &str) -> usize {
+    a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count()
+}
+
+/// From bytes of the text to tokens; a token over an end belongs to the message before it. An unknown end is the next
+/// known one, or the text's.
+fn in_tokens(tokenizer: &Tokenizer, tokens: &[u32], ends: &[Option<usize>], all: usize) -> Vec<usize> {
+    let mut next = all;
+    let mut known: Vec<usize> = ends
+        .iter()
+        .rev()
+        .map(|end| {
+            next = end.unwrap_or(next);
+            next
+        })
+        .collect();
+    known.reverse();
+    let mut at = 0;
+    let mut token = 0;
+    let mut out = Vec::with_capacity(known.len());
+    for end in known {
+        while at < end && token < tokens.len() {
+            let id = tokens[token];
+            at += if tokenizer.is_special(id) {
+                marked::spelling(tokenizer, id).len()
+            } else {
+                tokenizer.token_bytes(id).map_or(0, <[u8]>::len)
+            };
+            token += 1;
+        }
+        out.push(token);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use hawser_common::chat::{Message, Role};
+
+    use super::*;
+    use crate::text::testing;
+
+    const CHAT: &str = "{% for m in messages %}<|s|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}\
+                        {% if add_generation_prompt %}<|s|>assistant\n{% endif %}";
+
+    fn outline(template: &str, first: usize) -> (Outline, Vec<String>) {
+        let tokenizer = testing::tokenizer();
+        let template = ChatTemplate::compile(template).unwrap();
+        let say = |role, text: &str| Message::text(role, text);
+        let messages = [
+            say(Role::System, "be brief"),
+            say(Role::User, "hello <|end|> hello"),
+            say(Role::Assistant, "abc"),
+            say(Role::Tool, ""),
+        ];
+        let request =
+            RenderRequest { messages: &messages, tools: &[], add_generation_prompt: true, now_unix_s: 0 };
+        let outline = template.outline(&tokenizer, &request, &[], first).unwrap();
+        let starts = [0].into_iter().chain(outline.ends.iter().copied());
+        let ends = outline.ends.iter().copied().chain([outline.tokens.len()]);
+        let texts = starts.zip(ends).map(|(from, to)| tokenizer.decode(&outline.tokens[from..to])).collect();
+        (outline, texts)
+    }
+
+    #[test]
+    fn every_message_ends_where_the_next_begins() {
+        let (outline, texts) = outline(CHAT, 0);
+        let expected = [
+            "<|s|>system\nbe brief<|end|>\n",
+            "<|s|>user\nhello <|end|> hello<|end|>\n",
+            "<|s|>assistant\nabc<|end|>\n",
+            "<|s|>tool\n<|end|>\n",
+            "<|s|>assistant\n",
+        ];
+        assert_eq!(texts, expected);
+        assert_eq!(outline.first, 0);
+        let (later, _) = self::outline(CHAT, 2);
+        assert_eq!((later.first, &later.ends[..]), (2, &outline.ends[2..]));
+    }
+
+    #[test]
+    fn a_template_that_refuses_a_cut_joins_two_messages() {
+        let picky = format!(
+            "{{% if messages[-1].role == 'user' %}}{{{{ raise_exception('no') }}}}{{% endif %}}{CHAT}"
+        );
+        let (outline, texts) = outline(&picky, 0);
+        assert_eq!(outline.ends[1], outline.ends[2]);
+        assert_eq!(texts[2], "");
+        assert_eq!(texts[3], "<|s|>tool\n<|end|>\n");
+    }
+}
