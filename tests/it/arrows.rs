@@ -13,11 +13,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("kv", &["common"]),
     ("device", &["common"]),
     ("model", &["common", "kv", "device"]),
+    ("eval", &["common", "kv", "device", "model"]),
     ("worker", &["common", "proto", "placement", "kv", "device", "model"]),
     ("router", &["common", "proto", "placement"]),
     ("client", &["common", "proto"]),
-    ("cli", &["common", "proto", "placement", "device", "model", "worker", "router", "client"]),
-    ("tests", &["common", "proto", "placement", "kv", "device", "model", "worker", "router", "client"]),
+    ("cli", &["common", "proto", "placement", "device", "model", "eval", "worker", "router", "client"]),
+    (
+        "tests",
+        &["common", "proto", "placement", "kv", "device", "model", "eval", "worker", "router", "client"],
+    ),
 ];
 
 /// Outside crates that only some of ours may use.

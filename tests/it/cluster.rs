@@ -66,11 +66,12 @@ impl Cluster {
         assert!(worker.shutdown(Duration::from_secs(10)).await, "no turn was cut off");
     }
 
-    /// Until every slot of every group is free: nothing runs, waits, or is kept.
+    /// Until every slot of every group is free or may be taken: nothing runs, waits, or is bound to a session.
     pub(crate) async fn wait_until_empty(&self) {
         let empty = async || {
             self.workers.iter().map(WorkerHandle::capacity).all(|capacity| {
-                capacity.slots_free == capacity.slots_total && capacity.running == 0 && capacity.queued == 0
+                let left = capacity.slots_free + capacity.slots_idle;
+                left == capacity.slots_total && capacity.running == 0 && capacity.queued == 0
             })
         };
         eventually("all slots are free", empty).await;

@@ -39,7 +39,7 @@ async fn bad_requests_get_a_typed_error_and_the_next_one_works() {
     refused(client, sampling(&|s| s.max_tokens = Some(0)), invalid, "max_tokens").await;
     refused(client, sampling(&|s| s.stop = vec![String::new()]), invalid, "stop").await;
     refused(client, sampling(&|s| s.logprobs = Some(1_000)), invalid, "logprobs").await;
-    let policy = wire::Retention { policy: "lru-ish".to_owned(), budget_tokens: 0 };
+    let policy = wire::Retention { policy: "lru-ish".to_owned(), ..Default::default() };
     refused(client, with(&|r| r.retention = Some(policy.clone())), invalid, "lru-ish").await;
     let mut unknown_role = good();
     if let Some(wire::generate_request::Input::Conversation(conversation)) = &mut unknown_role.input {

@@ -38,7 +38,7 @@ async fn a_session_stays_on_its_group_and_later_turns_prefill_only_what_is_new()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn e1_the_same_prompt_again_and_its_strict_prefix_give_the_cold_output() {
-    let cluster = Cluster::start(1, |_| {}).await;
+    let cluster = Cluster::start(1, |options| options.share_prefixes = false).await;
     let prompt = words(1, 90);
     let cold_whole = run(&cluster.client, token_request("", &prompt, 16)).await.unwrap();
     let cold_prefix = run(&cluster.client, token_request("", &prompt[..50], 16)).await.unwrap();
@@ -57,7 +57,7 @@ async fn e1_the_same_prompt_again_and_its_strict_prefix_give_the_cold_output() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn e2_reuse_ends_at_the_first_difference() {
-    let cluster = Cluster::start(1, |_| {}).await;
+    let cluster = Cluster::start(1, |options| options.share_prefixes = false).await;
     let (p, a, b) = (words(2, 60), words(3, 20), words(4, 20));
     let (pa, pb) = ([p.clone(), a].concat(), [p, b].concat());
     let cold_a = run(&cluster.client, token_request("", &pa, 12)).await.unwrap();
@@ -236,7 +236,7 @@ async fn a_seed_reproduces_a_sampled_turn_and_a_drawn_one_is_returned() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fork_shares_the_rows_and_goes_its_own_way() {
-    let cluster = Cluster::start(2, |_| {}).await;
+    let cluster = Cluster::start(2, |options| options.share_prefixes = false).await;
     let history = words(70, 100);
     let first = run(&cluster.client, token_request("trunk", &history, 8)).await.unwrap();
     let fork = cluster.client.fork_session("trunk", "branch").await.unwrap();

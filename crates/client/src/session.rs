@@ -292,6 +292,8 @@ impl Session {
             model: options.model.clone(),
             sampling: Some(options.sampling.to_wire()),
             retention: options.retention.clone(),
+            intent: None,
+            protected_tokens: 0,
             input: Some(v1::generate_request::Input::Conversation(conversation)),
         }
     }

@@ -106,6 +106,7 @@ impl Worker {
             mixed_tokens: options.mixed_tokens,
             max_running: options.max_running,
             max_waiting: options.max_waiting,
+            share_prefixes: options.share_prefixes,
         };
         let queue = options.max_waiting + options.max_running;
         let (driver, thread) = driver::spawn(executor, DriverOptions { limits, slots, queue }, clock.clone())
@@ -122,6 +123,7 @@ impl Worker {
             context,
             usable_slots: slots - 1,
             stream_buffer: options.stream_buffer,
+            retention: options.retention.clone(),
             driver,
             sessions,
             registration: registration.clone(),

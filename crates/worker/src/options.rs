@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
+use hawser_common::retention::{InvalidRetention, Retention};
 use hawser_common::{Coded, ErrorCode, GroupId};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -18,7 +19,7 @@ pub enum KvType {
 }
 
 /// One worker group. Read once, validated before anything is opened.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkerOptions {
     /// Name of the group in the cluster: `[A-Za-z0-9._:-]`.
@@ -59,6 +60,11 @@ pub struct WorkerOptions {
     pub stream_buffer: usize,
     /// Milliseconds that the placement store keeps the group after its last sign of life.
     pub lease_ttl_ms: u64,
+    /// Keep rows of prompts that have ended, for others of the same tenant that begin alike; given up first when slots
+    /// are needed.
+    pub share_prefixes: bool,
+    /// What sessions keep that choose nothing themselves.
+    pub retention: Retention,
 }
 
 impl Default for WorkerOptions {
@@ -83,17 +89,21 @@ impl Default for WorkerOptions {
             session_idle_s: 3_600,
             stream_buffer: 64,
             lease_ttl_ms: 10_000,
+            share_prefixes: true,
+            retention: Retention::default(),
         }
     }
 }
 
 /// An option out of its bounds.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Debug, Clone, PartialEq, Error)]
 pub enum InvalidOptions {
     #[error("model is not set; name a .gguf file or a checkpoint directory")]
     NoModel,
     #[error("group: {0}")]
     Group(#[from] hawser_common::ids::InvalidId),
+    #[error(transparent)]
+    Retention(#[from] InvalidRetention),
     #[error("{key} is {found}; allowed is {allowed}")]
     Value { key: &'static str, found: u64, allowed: &'static str },
 }
@@ -126,7 +136,8 @@ impl WorkerOptions {
         check("max_sessions", self.max_sessions, self.max_sessions > 0, "at least 1")?;
         check("stream_buffer", self.stream_buffer, (1..=65_536).contains(&self.stream_buffer), "1 to 65536")?;
         let ttl = usize::try_from(self.lease_ttl_ms).unwrap_or(usize::MAX);
-        check("lease_ttl_ms", ttl, (500..=600_000).contains(&ttl), "500 to 600000")
+        check("lease_ttl_ms", ttl, (500..=600_000).contains(&ttl), "500 to 600000")?;
+        Ok(self.retention.validate()?)
     }
 
     /// Threads of a step.

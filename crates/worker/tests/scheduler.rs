@@ -8,7 +8,7 @@ use std::time::Duration;
 use hawser_common::clock::Tick;
 use hawser_common::{SessionId, SessionKey, SlotId, TenantId};
 use hawser_worker::scheduler::{
-    Limits, PlanEntry, Refusal, Scheduler, SequenceId, StepPlan, Submission, Verdict,
+    Keep, Limits, PlanEntry, Refusal, Scheduler, SequenceId, StepPlan, Submission, Verdict,
 };
 use proptest::prelude::*;
 
@@ -62,8 +62,15 @@ impl Harness {
     ) -> Result<SequenceId, Refusal> {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
-        let submission =
-            Submission { id, session: session.map(key), prompt: prompt.clone(), max_new, deadline: None };
+        let submission = Submission {
+            id,
+            session: session.map(key),
+            namespace: TenantId::single(),
+            prompt: prompt.clone(),
+            max_new,
+            deadline: None,
+            keep: Keep::default(),
+        };
         self.scheduler.submit(submission, self.now)?;
         self.active.insert(id, Expected { tokens: prompt, left: max_new, session });
         Ok(id)
@@ -183,7 +190,7 @@ proptest! {
         mixed_tokens in 1..24usize,
         max_running in 1..6usize,
     ) {
-        let limits = Limits { step_tokens, mixed_tokens, max_running, max_waiting: 8 };
+        let limits = Limits { step_tokens, mixed_tokens, max_running, max_waiting: 8, share_prefixes: true };
         let mut harness = Harness::new(limits, slots);
         let mut histories: Vec<Vec<u32>> = vec![Vec::new(); 4];
         for op in ops {
@@ -219,14 +226,16 @@ proptest! {
         harness.drain();
         for session in 0..4 { harness.scheduler.close(&key(session)); }
         let left = harness.scheduler.capacity();
-        prop_assert_eq!(left.slots_free, left.slots_total, "all closed: everything is free");
+        prop_assert_eq!(left.slots_free + left.slots_idle, left.slots_total, "all closed: everything may be taken");
     }
 }
 
 #[test]
 fn a_later_turn_prefills_only_what_is_new_and_a_changed_history_ends_reuse_at_the_difference() {
-    let mut harness =
-        Harness::new(Limits { step_tokens: 16, mixed_tokens: 16, max_running: 4, max_waiting: 4 }, 200);
+    let mut harness = Harness::new(
+        Limits { step_tokens: 16, mixed_tokens: 16, max_running: 4, max_waiting: 4, share_prefixes: true },
+        200,
+    );
     let first: Vec<u32> = (0..30).collect();
     harness.submit(Some(0), first.clone(), 5).unwrap();
     let mut log = first.clone();
@@ -247,8 +256,10 @@ fn a_later_turn_prefills_only_what_is_new_and_a_changed_history_ends_reuse_at_th
 
 #[test]
 fn e1_the_same_prompt_again_and_a_strict_prefix_reuse_at_most_all_but_the_last_token() {
-    let mut harness =
-        Harness::new(Limits { step_tokens: 64, mixed_tokens: 64, max_running: 4, max_waiting: 4 }, 200);
+    let mut harness = Harness::new(
+        Limits { step_tokens: 64, mixed_tokens: 64, max_running: 4, max_waiting: 4, share_prefixes: true },
+        200,
+    );
     let prompt: Vec<u32> = (0..20).collect();
     for (prompt, reused) in [(&prompt[..], 0), (&prompt[..], 19), (&prompt[..7], 6), (&prompt[..1], 0)] {
         let id = harness.submit(Some(0), prompt.to_vec(), 2).unwrap();
@@ -265,8 +276,10 @@ fn e1_the_same_prompt_again_and_a_strict_prefix_reuse_at_most_all_but_the_last_t
 
 #[test]
 fn e16_a_request_larger_than_the_pool_is_refused_and_a_hundred_at_once_queue_in_bounds() {
-    let mut harness =
-        Harness::new(Limits { step_tokens: 32, mixed_tokens: 32, max_running: 8, max_waiting: 20 }, 101);
+    let mut harness = Harness::new(
+        Limits { step_tokens: 32, mixed_tokens: 32, max_running: 8, max_waiting: 20, share_prefixes: true },
+        101,
+    );
     let refusal = harness.submit(None, vec![1; 95], 6).unwrap_err();
     assert_eq!(refusal, Refusal::NeverFits { needed: 101, usable: 100 });
     let taken = (0..100).filter(|_| harness.submit(None, vec![1; 50], 6).is_ok()).count();
@@ -279,8 +292,10 @@ fn e16_a_request_larger_than_the_pool_is_refused_and_a_hundred_at_once_queue_in_
 
 #[test]
 fn e5_the_least_recently_used_idle_session_makes_room_and_recomputes_later() {
-    let mut harness =
-        Harness::new(Limits { step_tokens: 64, mixed_tokens: 64, max_running: 4, max_waiting: 4 }, 101);
+    let mut harness = Harness::new(
+        Limits { step_tokens: 64, mixed_tokens: 64, max_running: 4, max_waiting: 4, share_prefixes: true },
+        101,
+    );
     let prompt = |session: u32| -> Vec<u32> { (0..40).map(|i| (i * 7 + session) % 50).collect() };
     for session in 0..2 {
         harness.submit(Some(session), prompt(session as u32), 2).unwrap();
@@ -301,8 +316,10 @@ fn e5_the_least_recently_used_idle_session_makes_room_and_recomputes_later() {
 
 #[test]
 fn e17_a_long_prompt_delays_a_decoding_sequence_by_at_most_its_own_chunk() {
-    let mut harness =
-        Harness::new(Limits { step_tokens: 32, mixed_tokens: 32, max_running: 4, max_waiting: 4 }, 2_000);
+    let mut harness = Harness::new(
+        Limits { step_tokens: 32, mixed_tokens: 32, max_running: 4, max_waiting: 4, share_prefixes: true },
+        2_000,
+    );
     let a = harness.submit(None, vec![3; 10], 200).unwrap();
     harness.step();
     harness.submit(None, vec![5; 1_000], 1).unwrap();
@@ -320,8 +337,10 @@ fn e17_a_long_prompt_delays_a_decoding_sequence_by_at_most_its_own_chunk() {
 
 #[test]
 fn a_full_pool_preempts_the_youngest_and_every_sequence_still_gets_its_tokens() {
-    let mut harness =
-        Harness::new(Limits { step_tokens: 16, mixed_tokens: 16, max_running: 3, max_waiting: 8 }, 101);
+    let mut harness = Harness::new(
+        Limits { step_tokens: 16, mixed_tokens: 16, max_running: 3, max_waiting: 8, share_prefixes: true },
+        101,
+    );
     for seed in 0..3 {
         harness.submit(None, vec![seed; 20], 70).unwrap();
     }
@@ -330,12 +349,20 @@ fn a_full_pool_preempts_the_youngest_and_every_sequence_still_gets_its_tokens() 
 
 #[test]
 fn a_deadline_ends_a_sequence_wherever_it_is() {
-    let limits = Limits { step_tokens: 8, mixed_tokens: 8, max_running: 1, max_waiting: 4 };
+    let limits =
+        Limits { step_tokens: 8, mixed_tokens: 8, max_running: 1, max_waiting: 4, share_prefixes: true };
     let mut scheduler = Scheduler::new(limits, 100);
     let deadline = Some(Tick(Duration::from_millis(5)));
     for id in [1, 2] {
-        let submission =
-            Submission { id: SequenceId(id), session: None, prompt: vec![1; 20], max_new: 4, deadline };
+        let submission = Submission {
+            id: SequenceId(id),
+            session: None,
+            namespace: TenantId::single(),
+            prompt: vec![1; 20],
+            max_new: 4,
+            deadline,
+            keep: Keep::default(),
+        };
         scheduler.submit(submission, Tick::default()).unwrap();
     }
     assert!(!scheduler.plan(Tick::default()).is_empty());
@@ -348,8 +375,10 @@ fn a_deadline_ends_a_sequence_wherever_it_is() {
 
 #[test]
 fn a_paused_sequence_holds_back_nobody_else() {
-    let mut harness =
-        Harness::new(Limits { step_tokens: 8, mixed_tokens: 8, max_running: 4, max_waiting: 4 }, 200);
+    let mut harness = Harness::new(
+        Limits { step_tokens: 8, mixed_tokens: 8, max_running: 4, max_waiting: 4, share_prefixes: true },
+        200,
+    );
     let slow = harness.submit(None, vec![1; 4], 50).unwrap();
     let fast = harness.submit(None, vec![2; 4], 50).unwrap();
     harness.step();

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use hawser_common::clock::{Clock, Tick};
 use hawser_common::group::Capacity;
-use hawser_model::executor::{Batch, Executor, LogitRows, Logits, Sequence};
+use hawser_common::retention::Policy;
+use hawser_model::executor::{Batch, Executor, LogitRows, Logits, ScoreRequest, Sequence};
 use tokio::sync::{mpsc, watch};
 
 use super::command::{Command, DriverOptions, Turn};
-use crate::scheduler::{Scheduler, SequenceId, StepPlan, Verdict};
+use crate::scheduler::{Kept, MemoryChange, Scheduler, SequenceId, StepPlan, Verdict};
 use crate::turn::{Finish, Generation, TurnEnd, TurnError, TurnEvent, Usage};
 
 /// How often a driver looks for room when every sequence waits for its reader.
@@ -23,6 +24,8 @@ struct Running {
     events: mpsc::Sender<TurnEvent>,
     first_token: Option<Tick>,
     arrived: Tick,
+    /// Time spent in prunes.
+    pruning: Duration,
 }
 
 pub(super) struct Driver {
@@ -123,7 +126,10 @@ impl Driver {
         let id = submission.id;
         match self.scheduler.submit(submission, now) {
             Ok(()) => {
-                self.running.insert(id, Running { generation, events, first_token: None, arrived: now });
+                self.running.insert(
+                    id,
+                    Running { generation, events, first_token: None, arrived: now, pruning: Duration::ZERO },
+                );
             }
             Err(refusal) => send(&events, TurnEvent::Failed(refusal.into())),
         }
@@ -153,6 +159,12 @@ impl Driver {
     }
 
     fn execute(&mut self, plan: &StepPlan) {
+        for change in &plan.memory {
+            self.change_memory(change);
+        }
+        if plan.entries.is_empty() {
+            return;
+        }
         let sequences: Vec<Sequence<'_>> = plan
             .entries
             .iter()
@@ -161,6 +173,7 @@ impl Driver {
                 rows: entry.rows.clone(),
                 context,
                 logits: if entry.sample { LogitRows::Last } else { LogitRows::None },
+                observe: entry.observe.clone(),
             })
             .collect();
         let batch = Batch {
@@ -170,8 +183,52 @@ impl Driver {
             sequences: &sequences,
         };
         match self.executor.step(&batch) {
-            Ok(logits) => self.advance(plan, logits),
+            Ok(logits) => {
+                for (observe, recursion) in
+                    plan.entries.iter().filter_map(|e| e.observe.as_ref().zip(e.remember))
+                {
+                    self.executor.remember(observe.memory, recursion);
+                }
+                self.advance(plan, logits);
+            }
             Err(error) => self.fail_step(plan, &error.to_string()),
+        }
+    }
+
+    fn change_memory(&mut self, change: &MemoryChange) {
+        match change {
+            MemoryChange::Begin(id) => self.executor.begin_memory(*id),
+            MemoryChange::TakeBack(id) => self.executor.take_back_memory(*id),
+            MemoryChange::Keep(id, left) => self.executor.keep_mass(*id, left),
+            MemoryChange::Fork { from, to } => self.executor.fork_memory(*from, *to),
+            MemoryChange::Forget(id) => self.executor.forget_memory(*id),
+        }
+    }
+
+    /// Scores a sequence's history and evicts what the policy does not keep.
+    fn prune(&mut self, id: SequenceId) {
+        let started = self.clock.now();
+        let scores = self.scheduler.scoring(id).and_then(|scoring| {
+            let retention = scoring.retention;
+            self.executor.score(&ScoreRequest {
+                memory: scoring.memory,
+                evidence: scoring.evidence,
+                peek: scoring.peek,
+                live: scoring.live,
+                candidates: &scoring.candidates,
+                positions: scoring.positions,
+                aggregation: retention.aggregation,
+                keep: scoring.keep,
+                pool: retention.pool_positions as usize,
+                causal: retention.policy == Policy::SnapKv,
+            })
+        });
+        if let Some(scores) = scores.as_ref().filter(|scores| scores.non_finite > 0) {
+            tracing::warn!(count = scores.non_finite, "scores were no numbers and count as none");
+        }
+        self.scheduler.settle(id, scores.map(|scores| scores.values));
+        if let Some(turn) = self.running.get_mut(&id) {
+            turn.pruning += self.clock.now().since(started);
         }
     }
 
@@ -186,14 +243,25 @@ impl Driver {
 
     fn advance(&mut self, plan: &StepPlan, mut logits: Logits) {
         let now = self.clock.now();
-        for (row, entry) in plan.entries.iter().filter(|entry| entry.sample).enumerate() {
+        let mut sampled = 0..;
+        for entry in &plan.entries {
             let id = entry.sequence;
-            let Some(turn) = self.running.get_mut(&id) else { continue };
+            let row = if entry.sample { sampled.next() } else { None };
+            let (Some(row), Some(turn)) = (row, self.running.get_mut(&id)) else {
+                if entry.prune {
+                    self.prune(id);
+                }
+                continue;
+            };
             turn.first_token.get_or_insert(now);
             match turn.generation.next(logits.row_mut(row)) {
                 Ok((piece, finish)) => {
                     let token = piece.token;
+                    // The first token comes from all of the history; the prune comes after it.
                     send(&turn.events, TurnEvent::Token(piece));
+                    if entry.prune {
+                        self.prune(id);
+                    }
                     match finish {
                         None => self.scheduler.advance(id, token, Verdict::Continue, now),
                         Some(finish) => self.complete(id, token, finish, now),
@@ -209,12 +277,16 @@ impl Driver {
 
     fn complete(&mut self, id: SequenceId, token: u32, finish: Finish, now: Tick) {
         let admission = self.scheduler.admission(id);
+        let kept: Kept = self.scheduler.kept(id);
         self.scheduler.advance(id, token, Verdict::Finish, now);
         let (Some(turn), Some(admission)) = (self.running.remove(&id), admission) else { return };
         let usage = Usage {
             prompt: admission.prompt,
             reused: admission.reused,
+            dead: admission.dead,
+            shared: admission.shared,
             generated: turn.generation.generated(),
+            kept,
         };
         let first = turn.first_token.unwrap_or(now);
         let seed = turn.generation.seed();
@@ -228,6 +300,7 @@ impl Driver {
             queued: admission.queued,
             prefill: first.since(turn.arrived).saturating_sub(admission.queued),
             decode: now.since(first),
+            pruning: turn.pruning,
         };
         send(&turn.events, TurnEvent::Finished(Box::new(end)));
     }

@@ -1,7 +1,11 @@
 //! Admission: a waiting sequence starts when its whole prompt has room, first come first served.
 
 use hawser_common::clock::Tick;
+use hawser_kv::retention::{Evidence, PruneLog};
+use hawser_model::executor::MemoryId;
 
+use super::cache::Idle;
+use super::plan::MemoryChange;
 use super::sequence::Admission;
 use super::{Scheduler, Sequence};
 
@@ -21,24 +25,124 @@ impl Scheduler {
     /// Room for the rest of its prompt and one generated token, beside what the running ones were promised.
     fn has_room(&self, next: &Sequence) -> bool {
         let key = next.session.as_ref();
-        let reused = key.map_or(0, |key| self.cache.matched(key, &next.tokens));
+        let idle = key.and_then(|key| self.cache.find(key));
+        let matched = key.map_or(0, |key| self.cache.matched(key, &next.tokens));
+        let rows = idle.map_or(0, |idle| idle.map.len().min(matched));
+        let shared = if rows == 0 { self.tree.matched(&next.namespace, &next.tokens) } else { 0 };
         let promised: usize = self.running.iter().map(Sequence::pending).sum();
-        let needed = next.tokens.len() - reused + 1 + promised;
-        let free = self.pool.free();
-        free >= needed || free + self.cache.reclaimable(key, &self.pool) >= needed
+        let needed = next.tokens.len() - rows.max(shared.min(next.tokens.len() - 1)) + 1 + promised;
+        self.pool.free() >= needed || self.pool.free() + self.reclaimable(key) >= needed
+    }
+
+    /// Most slots that a request holds at once: its prompt as far as prunes leave it, and what it generates.
+    pub(super) fn most_slots(&self, sequence: &Sequence) -> usize {
+        let prompt = sequence.prompt;
+        let key = sequence.session.as_ref();
+        let idle = key.and_then(|key| self.cache.find(key));
+        let matched = key.map_or(0, |key| self.cache.matched(key, &sequence.tokens));
+        let history = match idle {
+            Some(idle) if !idle.log.records().is_empty() => {
+                let mut log = idle.log.clone();
+                log.truncate(matched);
+                let new = prompt - matched;
+                (matched - log.evicted() + new).max(peak(&log))
+            }
+            _ => prompt,
+        };
+        let retention = &sequence.keep.retention;
+        let bounded = retention.bounded && retention.prunes();
+        let limit =
+            retention.budget_tokens as usize + retention.trigger_tokens as usize + self.limits.step_tokens;
+        let history =
+            if bounded { history.min(limit.max(sequence.keep.protected as usize)) } else { history };
+        history + sequence.max_new
     }
 
     fn start(&mut self, mut sequence: Sequence, now: Tick) {
-        if let Some(key) = &sequence.session {
-            sequence.map = self.cache.take(key, &sequence.tokens, &mut self.pool);
+        let idle = sequence.session.as_ref().and_then(|key| self.cache.take(key));
+        if let Some(mut idle) = idle {
+            idle.cut(&sequence.tokens, &mut self.pool);
+            sequence.held = idle.tokens.len();
+            sequence.map = idle.map;
+            sequence.log = idle.log;
+            sequence.memory = idle.memory;
         }
-        sequence.reused = sequence.map.len();
+        let shared = self.take_shared(&mut sequence, now);
+        self.begin_memory(&mut sequence);
+        let reused = sequence.map.len();
         let admission = Admission {
             prompt: sequence.prompt,
-            reused: sequence.reused,
+            reused,
+            dead: reused - sequence.map.live().len(),
+            shared,
             queued: now.since(sequence.arrived),
         };
         sequence.admission.get_or_insert(admission);
         self.running.push(sequence);
     }
+
+    /// Rows of the tree, where they reach further than the session's own. Only rows before the session's first prune:
+    /// later ones must have seen its holes.
+    fn take_shared(&mut self, sequence: &mut Sequence, now: Tick) -> usize {
+        let most = (sequence.tokens.len() - 1).min(sequence.log.exact());
+        let own = sequence.map.len();
+        let is_whole = sequence.map.live().len() == own;
+        let front = &sequence.tokens[..most];
+        if !is_whole || own >= most || self.tree.matched(&sequence.namespace, front) <= own {
+            return 0;
+        }
+        let slots = self.tree.take(&sequence.namespace, front, now, &mut self.pool);
+        sequence.map.clear(&mut self.pool);
+        sequence.map.append(&slots);
+        slots.len() - own
+    }
+
+    /// Says to the ranks what the request starts with. Attention mass goes with the rows that received it.
+    fn begin_memory(&mut self, sequence: &mut Sequence) {
+        let retention = &sequence.keep.retention;
+        if !retention.prunes() || Evidence::of(retention.policy) == Evidence::Local {
+            return;
+        }
+        let memory = *sequence.memory.get_or_insert_with(|| {
+            self.next_memory += 1;
+            MemoryId(self.next_memory)
+        });
+        let live = u32::try_from(sequence.map.live().len()).expect("slot ids are 32-bit");
+        self.changes.push(MemoryChange::Begin(memory));
+        self.changes.push(MemoryChange::Keep(memory, (0..live).collect()));
+    }
+
+    /// Keeps a session for its next turn, as far as it has tokens for; frees a single request's rows.
+    pub(super) fn retire(&mut self, mut sequence: Sequence, now: Tick) {
+        self.publish_ended(&sequence, now);
+        let Some(key) = sequence.session.take() else {
+            sequence.map.clear(&mut self.pool);
+            self.changes.extend(sequence.memory.map(MemoryChange::Forget));
+            return;
+        };
+        let pruned = !sequence.log.records().is_empty();
+        let idle = Idle {
+            namespace: Some(sequence.namespace),
+            tokens: sequence.tokens,
+            map: sequence.map,
+            log: sequence.log,
+            memory: sequence.memory,
+            prunes: sequence.keep.retention.prunes() || pruned,
+            protected: sequence.keep.protected as usize,
+            last_used: now,
+        };
+        let forgotten = self.cache.insert(key, idle, &mut self.pool);
+        self.changes.extend(forgotten.map(MemoryChange::Forget));
+    }
+}
+
+/// Most live positions while a session is computed again.
+fn peak(log: &PruneLog) -> usize {
+    let mut evicted = 0;
+    let mut peak = 0;
+    for record in log.records() {
+        peak = peak.max(record.at as usize - evicted);
+        evicted += record.evicted.len();
+    }
+    peak
 }

@@ -1,17 +1,42 @@
-//! KV rows of idle sessions: what a later turn can reuse, and what is given up first under pressure.
+//! Idle sessions: what a later turn can reuse, and what is given up first under pressure.
 
 use std::collections::HashMap;
 
-use hawser_common::SessionKey;
 use hawser_common::clock::Tick;
+use hawser_common::{SessionKey, TenantId};
+use hawser_kv::retention::PruneLog;
 use hawser_kv::{SlotMap, SlotPool};
+use hawser_model::executor::MemoryId;
 
-/// Rows of one idle session: row i was computed from `tokens[..=i]`.
-#[derive(Debug)]
-struct Idle {
-    tokens: Vec<u32>,
-    map: SlotMap,
-    last_used: Tick,
+/// One idle session. Row i was computed from `tokens[..=i]`; rows after `map.len()` were given up and can be computed
+/// again, over what `log` says was evicted before each.
+#[derive(Debug, Default)]
+pub(super) struct Idle {
+    pub(super) namespace: Option<TenantId>,
+    pub(super) tokens: Vec<u32>,
+    pub(super) map: SlotMap,
+    pub(super) log: PruneLog,
+    pub(super) memory: Option<MemoryId>,
+    /// It may be pruned: its tokens are kept, so that computing them again is not taken for a new prompt.
+    pub(super) prunes: bool,
+    /// Of its tokens, the system message and the tools: what other sessions begin with too.
+    pub(super) protected: usize,
+    pub(super) last_used: Tick,
+}
+
+impl Idle {
+    /// Cuts the session at the first difference to `prompt`, whose last token is always run.
+    pub(super) fn cut(&mut self, prompt: &[u32], pool: &mut SlotPool) {
+        let common = common_prefix(&self.tokens, prompt);
+        self.tokens.truncate(common);
+        self.map.truncate(common, pool);
+        self.log.truncate(common);
+    }
+
+    /// Whether anything is left that could not be had from the conversation alone.
+    fn is_kept(&self) -> bool {
+        !self.map.is_empty() || self.prunes
+    }
 }
 
 /// Idle sessions by key. Holds slots until they are matched, demoted or dropped.
@@ -29,65 +54,56 @@ impl SessionCache {
         self.idle.values().map(|idle| &idle.map)
     }
 
-    /// Keeps a session's rows. A session has at most one entry: an older one is given back.
+    pub(super) fn find(&self, key: &SessionKey) -> Option<&Idle> {
+        self.idle.get(key)
+    }
+
+    /// Keeps a session. It has at most one entry: an older one is given back, with the memory that went with it.
     pub(super) fn insert(
         &mut self,
         key: SessionKey,
-        tokens: Vec<u32>,
-        map: SlotMap,
-        now: Tick,
+        mut idle: Idle,
         pool: &mut SlotPool,
-    ) {
-        assert_eq!(tokens.len(), map.len(), "one token per row");
-        if map.is_empty() {
-            return;
+    ) -> Option<MemoryId> {
+        assert!(idle.map.len() <= idle.tokens.len(), "at least one token per row");
+        if !idle.prunes {
+            idle.tokens.truncate(idle.map.len());
         }
-        if let Some(mut older) = self.idle.insert(key, Idle { tokens, map, last_used: now }) {
-            older.map.clear(pool);
+        if !idle.is_kept() {
+            return self.remove(&key, pool).1;
         }
+        let memory = idle.memory;
+        let mut older = self.idle.insert(key, idle)?;
+        older.map.clear(pool);
+        older.memory.filter(|&older| Some(older) != memory)
     }
 
-    pub(super) fn live(&self, key: &SessionKey) -> usize {
-        self.idle.get(key).map_or(0, |idle| idle.map.live().len())
-    }
-
-    /// How many rows a prompt would reuse; the last token is always run, so at most `prompt.len() - 1`.
+    /// How many tokens of `prompt` a session has: live, dead, or to be computed again.
     pub(super) fn matched(&self, key: &SessionKey, prompt: &[u32]) -> usize {
         self.idle.get(key).map_or(0, |idle| common_prefix(&idle.tokens, prompt))
     }
 
-    /// Takes a session's rows out, cut at the first difference to `prompt`.
-    pub(super) fn take(&mut self, key: &SessionKey, prompt: &[u32], pool: &mut SlotPool) -> SlotMap {
-        let Some(mut idle) = self.idle.remove(key) else { return SlotMap::new() };
-        idle.map.truncate(common_prefix(&idle.tokens, prompt), pool);
-        idle.map
+    pub(super) fn take(&mut self, key: &SessionKey) -> Option<Idle> {
+        self.idle.remove(key)
     }
 
-    /// Gives up the least recently used session other than `keep`; `None` if there is no other.
-    pub(super) fn demote(&mut self, keep: Option<&SessionKey>, pool: &mut SlotPool) -> Option<usize> {
-        let others = self.idle.iter().filter(|(key, _)| Some(*key) != keep);
-        let oldest = others.min_by_key(|&(key, idle)| (idle.last_used, key)).map(|(key, _)| key.clone())?;
-        Some(self.remove(&oldest, pool))
-    }
-
-    /// Forgets a session. Returns how many slots became free.
-    pub(super) fn remove(&mut self, key: &SessionKey, pool: &mut SlotPool) -> usize {
-        self.idle.remove(key).map_or(0, |mut idle| idle.map.clear(pool))
-    }
-
-    /// Gives `to` the rows of `from`; both hold them.
-    pub(super) fn fork(&mut self, from: &SessionKey, to: &SessionKey, now: Tick, pool: &mut SlotPool) {
-        if let Some(source) = self.idle.get(from) {
-            let (tokens, map) = (source.tokens.clone(), source.map.share(pool));
-            self.insert(to.clone(), tokens, map, now, pool);
+    /// Gives up the rows of the least recently used session; `None` if none has any. What it takes to compute them
+    /// again stays.
+    pub(super) fn demote(&mut self, pool: &mut SlotPool) -> Option<usize> {
+        let with_rows = self.idle.iter().filter(|(_, idle)| !idle.map.live().is_empty());
+        let oldest =
+            with_rows.min_by_key(|&(key, idle)| (idle.last_used, key)).map(|(key, _)| key.clone())?;
+        let idle = self.idle.get_mut(&oldest)?;
+        let freed = idle.map.clear(pool);
+        if !idle.is_kept() {
+            self.idle.remove(&oldest);
         }
+        Some(freed)
     }
 
-    /// Slots that demoting every session but `keep` would free.
-    pub(super) fn reclaimable(&self, keep: Option<&SessionKey>, pool: &SlotPool) -> usize {
-        let others = self.idle.iter().filter(|(key, _)| Some(*key) != keep);
-        let sole = |idle: &Idle| idle.map.live().iter().filter(|&&slot| pool.refs(slot) == 1).count();
-        others.map(|(_, idle)| sole(idle)).sum()
+    /// Forgets a session. Returns how many slots became free, and its memory.
+    pub(super) fn remove(&mut self, key: &SessionKey, pool: &mut SlotPool) -> (usize, Option<MemoryId>) {
+        self.idle.remove(key).map_or((0, None), |mut idle| (idle.map.clear(pool), idle.memory))
     }
 }
 

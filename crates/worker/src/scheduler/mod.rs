@@ -6,26 +6,33 @@
 //! clock, or looks at text.
 //!
 //! Order: running sequences by admission. One-row sequences first (decode), then prefill chunks fill the step's
-//! token budget, which is smaller while something decodes. Under pressure: idle sessions are demoted (least recently used first), then the sequence admitted
-//! last is preempted (it keeps its tokens and recomputes its rows). The oldest runner is never preempted.
+//! token budget, which is smaller while something decodes. Under pressure: rows that only the prefix tree holds go
+//! first, then idle sessions are demoted (least recently used first), then the sequence admitted last is preempted.
+//! Whatever lost its rows keeps its tokens and its prunes, and computes the same rows again. The oldest runner is never
+//! preempted.
 
 mod admit;
 mod cache;
 mod plan;
+mod prune;
 mod sequence;
+mod share;
 
 use std::collections::VecDeque;
 
 use hawser_common::clock::Tick;
 use hawser_common::group::Capacity;
 use hawser_common::{Coded, ErrorCode, SessionKey, SlotId};
-use hawser_kv::{AuditError, SlotPool, audit};
+use hawser_kv::retention::Origin;
+use hawser_kv::{AuditError, PrefixTree, SlotMap, SlotPool, audit_with_tree};
+use hawser_model::executor::MemoryId;
 use thiserror::Error;
 
-use cache::SessionCache;
-pub use plan::{PlanEntry, SequenceId, StepPlan};
+use cache::{Idle, SessionCache};
+pub use plan::{MemoryChange, PlanEntry, SequenceId, StepPlan};
+pub use prune::Scoring;
 use sequence::Sequence;
-pub use sequence::{Admission, Submission};
+pub use sequence::{Admission, Keep, Kept, Submission};
 
 /// Bounds of a scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +45,8 @@ pub struct Limits {
     pub max_running: usize,
     /// Sequences that wait; one more is refused.
     pub max_waiting: usize,
+    /// Keep exact rows for other sessions that begin alike.
+    pub share_prefixes: bool,
 }
 
 /// Why a request was not taken.
@@ -73,8 +82,12 @@ pub struct Scheduler {
     limits: Limits,
     pool: SlotPool,
     cache: SessionCache,
+    tree: PrefixTree,
     waiting: VecDeque<Sequence>,
     running: Vec<Sequence>,
+    /// For the next plan.
+    changes: Vec<MemoryChange>,
+    next_memory: u64,
 }
 
 impl Scheduler {
@@ -87,8 +100,11 @@ impl Scheduler {
             limits,
             pool: SlotPool::new(slots),
             cache: SessionCache::default(),
+            tree: PrefixTree::new(),
             waiting: VecDeque::new(),
             running: Vec::new(),
+            changes: Vec::new(),
+            next_memory: 0,
         }
     }
 
@@ -102,7 +118,7 @@ impl Scheduler {
             "parsed before: there is something to run"
         );
         let sequence = Sequence::new(submission, now);
-        let (needed, usable) = (sequence.most_slots(), self.pool.usable());
+        let (needed, usable) = (self.most_slots(&sequence), self.pool.usable());
         if needed > usable {
             return Err(Refusal::NeverFits { needed, usable });
         }
@@ -113,16 +129,29 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Ends a sequence early and rolls its session back to the rows it had before. Returns whether it was there.
+    /// Ends a sequence early and rolls its session back to the tokens it had before. What a prune of this request
+    /// evicted stays evicted: its slots are others' by now. Returns whether the sequence was there.
     pub fn abort(&mut self, id: SequenceId, now: Tick) -> bool {
-        if let Some(index) = self.waiting.iter().position(|sequence| sequence.id == id) {
-            self.waiting.remove(index);
-            return true;
+        let sequence = if let Some(index) = self.waiting.iter().position(|sequence| sequence.id == id) {
+            self.waiting.remove(index)
+        } else {
+            let index = self.running.iter().position(|sequence| sequence.id == id);
+            index.map(|index| self.running.remove(index))
+        };
+        let Some(mut sequence) = sequence else { return false };
+        // One that never ran has taken nothing from its session.
+        if sequence.admission.is_some() {
+            let held = sequence.held;
+            sequence.tokens.truncate(held);
+            sequence.map.truncate(held, &mut self.pool);
+            sequence.log.truncate(held);
+            if let Some(memory) = sequence.memory {
+                let live = u32::try_from(sequence.map.live().len()).expect("slot ids are 32-bit");
+                self.changes.push(MemoryChange::TakeBack(memory));
+                self.changes.push(MemoryChange::Keep(memory, (0..live).collect()));
+            }
+            self.retire(sequence, now);
         }
-        let Some(index) = self.running.iter().position(|sequence| sequence.id == id) else { return false };
-        let mut sequence = self.running.remove(index);
-        sequence.map.truncate(sequence.reused, &mut self.pool);
-        self.retire(sequence, now);
         true
     }
 
@@ -147,66 +176,72 @@ impl Scheduler {
     pub fn plan(&mut self, now: Tick) -> StepPlan {
         self.admit(now);
         let mut plan = StepPlan::default();
-        self.plan_sequences(true, self.limits.step_tokens, &mut plan);
+        self.plan_sequences(true, self.limits.step_tokens, &mut plan, now);
         let decoding = plan.rows();
         let prefill = if decoding == 0 { self.limits.step_tokens } else { self.limits.mixed_tokens };
-        self.plan_sequences(false, self.limits.step_tokens.min(decoding + prefill), &mut plan);
+        self.plan_sequences(false, self.limits.step_tokens.min(decoding + prefill), &mut plan, now);
+        plan.memory = std::mem::take(&mut self.changes);
         plan
     }
 
     /// Adds the sequences that decode, or those that prefill, up to `budget` rows of the whole plan.
-    fn plan_sequences(&mut self, decode: bool, budget: usize, plan: &mut StepPlan) {
+    fn plan_sequences(&mut self, decode: bool, budget: usize, plan: &mut StepPlan, now: Tick) {
         let order: Vec<SequenceId> = self.running.iter().map(|sequence| sequence.id).collect();
         for id in order {
-            self.plan_sequence(id, decode, budget - plan.rows(), plan);
+            // An earlier entry may have preempted it.
+            let Some(index) = self.running.iter().position(|sequence| sequence.id == id) else { continue };
+            let sequence = &self.running[index];
+            let (start, pending) = (sequence.map.len(), sequence.pending());
+            // Rows after a prune that happened before must see its holes: a chunk ends there.
+            let before_prune =
+                sequence.log.next_from(start + 1).map_or(pending, |next| next.at as usize - start);
+            let count = pending.min(before_prune).min(budget - plan.rows());
+            let waits = count == pending && sequence.paused;
+            if count > 0 && (pending == 1) == decode && !waits {
+                self.make_room(index, count, plan, now);
+                self.plan_rows(index, count.min(self.pool.free()), plan);
+            }
         }
     }
 
-    fn plan_sequence(&mut self, id: SequenceId, decode: bool, budget: usize, plan: &mut StepPlan) {
-        // An earlier entry may have preempted it.
-        let Some(index) = self.running.iter().position(|sequence| sequence.id == id) else { return };
-        let pending = self.running[index].pending();
-        let count = pending.min(budget);
-        let sample = count == pending;
-        if count == 0 || (pending == 1) != decode || (sample && self.running[index].paused) {
+    /// Adds `count` rows of a sequence, which have room.
+    fn plan_rows(&mut self, index: usize, count: usize, plan: &mut StepPlan) {
+        let Ok(slots) = self.pool.allocate(count) else { return };
+        if slots.is_empty() {
             return;
         }
-        let Some(slots) = self.take_slots(index, count, plan) else { return };
         let sequence = &mut self.running[index];
-        let start = sequence.map.len();
-        let first_row = plan.rows();
-        let count = slots.len();
-        plan.tokens.extend_from_slice(&sequence.tokens[start..start + count]);
-        let positions = (start..start + count).map(|p| u32::try_from(p).expect("positions are 32-bit"));
-        plan.positions.extend(positions.map(hawser_common::Position));
+        let (start, first_row) = (sequence.map.len(), plan.rows());
+        let end = start + count;
+        plan.tokens.extend_from_slice(&sequence.tokens[start..end]);
+        plan.positions.extend(Sequence::positions(start, count).map(hawser_common::Position));
         plan.slots.extend_from_slice(&slots);
         sequence.map.append(&slots);
-        let sample = count == pending;
-        plan.entries.push(PlanEntry { sequence: id, rows: first_row..first_row + count, sample });
-    }
-
-    /// Up to `count` slots for the sequence at `index`: from the free list, from idle sessions, from sequences
-    /// admitted after it that are not in the plan yet. `None` if there is not even one.
-    fn take_slots(&mut self, index: usize, count: usize, plan: &StepPlan) -> Option<Vec<SlotId>> {
-        while self.pool.free() < count {
-            if self.cache.demote(None, &mut self.pool).is_some() {
-                continue;
-            }
-            let last = self.running.len() - 1;
-            let planned = plan.entries.iter().any(|entry| entry.sequence == self.running[last].id);
-            if last <= index || planned {
-                break;
-            }
-            self.preempt(last);
+        let sample = sequence.pending() == 0;
+        self.replay_prunes(index, start);
+        let prune = self.prepare_prune(index, end);
+        let sequence = &mut self.running[index];
+        let live = sequence.map.live().len();
+        sequence.kept.peak_live = sequence.kept.peak_live.max(live);
+        if start >= sequence.prompt {
+            sequence.kept.rows_read += live as u64;
+            sequence.kept.rows_full += end as u64;
         }
-        let count = count.min(self.pool.free());
-        if count == 0 { None } else { self.pool.allocate(count).ok() }
+        plan.entries.push(PlanEntry {
+            sequence: sequence.id,
+            rows: first_row..first_row + count,
+            sample,
+            observe: Self::observe(sequence, start, count, first_row),
+            remember: Self::ends_span(sequence, end),
+            prune,
+        });
     }
 
     fn preempt(&mut self, index: usize) {
         let mut sequence = self.running.remove(index);
         sequence.map.clear(&mut self.pool);
-        sequence.reused = 0;
+        sequence.event = None;
+        self.changes.extend(sequence.memory.map(MemoryChange::TakeBack));
         self.waiting.push_front(sequence);
     }
 
@@ -219,26 +254,21 @@ impl Scheduler {
         })
     }
 
-    /// Takes the token sampled for a sequence of the last plan.
+    /// Takes the token sampled for a sequence of the last plan. A prune of that plan is settled before.
     pub fn advance(&mut self, id: SequenceId, token: u32, verdict: Verdict, now: Tick) {
         let Some(index) = self.running.iter().position(|sequence| sequence.id == id) else { return };
-        self.running[index].tokens.push(token);
+        let sequence = &mut self.running[index];
+        let ends_prompt = sequence.map.len() == sequence.prompt;
+        sequence.tokens.push(token);
+        let len = u32::try_from(sequence.tokens.len()).expect("positions are 32-bit");
+        let turn = sequence.keep.marks.turn();
+        sequence.keep.marks.extend_to(len, Origin::Assistant, turn);
         if verdict == Verdict::Finish {
-            let sequence = self.running.remove(index);
+            let mut sequence = self.running.remove(index);
+            sequence.tokens.truncate(sequence.map.len());
             self.retire(sequence, now);
-        }
-    }
-
-    /// Keeps a session's rows for its next turn; frees those of a single request.
-    fn retire(&mut self, mut sequence: Sequence, now: Tick) {
-        match sequence.session.take() {
-            Some(key) => {
-                sequence.tokens.truncate(sequence.map.len());
-                self.cache.insert(key, sequence.tokens, sequence.map, now, &mut self.pool);
-            }
-            None => {
-                sequence.map.clear(&mut self.pool);
-            }
+        } else if ends_prompt {
+            self.publish(index, now);
         }
     }
 
@@ -249,21 +279,58 @@ impl Scheduler {
         all.find(|sequence| sequence.id == id).and_then(|sequence| sequence.admission)
     }
 
-    /// Gives a new session the rows of another one.
-    pub fn fork(&mut self, from: &SessionKey, to: &SessionKey, now: Tick) {
-        self.cache.fork(from, to, now, &mut self.pool);
+    /// What retention did during a running sequence.
+    #[must_use]
+    pub fn kept(&self, id: SequenceId) -> Kept {
+        self.running
+            .iter()
+            .find(|sequence| sequence.id == id)
+            .map(|sequence| sequence.kept)
+            .unwrap_or_default()
     }
 
-    /// Forgets an idle session. Returns how many slots became free; a second call returns 0.
+    /// Gives a new session the rows of another one.
+    pub fn fork(&mut self, from: &SessionKey, to: &SessionKey, now: Tick) {
+        let Some(source) = self.cache.find(from) else { return };
+        let memory = source.memory.map(|from| {
+            self.next_memory += 1;
+            let to = MemoryId(self.next_memory);
+            self.changes.push(MemoryChange::Fork { from, to });
+            to
+        });
+        let copy = Idle {
+            namespace: source.namespace.clone(),
+            tokens: source.tokens.clone(),
+            map: source.map.share(&mut self.pool),
+            log: source.log.clone(),
+            memory,
+            prunes: source.prunes,
+            protected: source.protected,
+            last_used: now,
+        };
+        let forgotten = self.cache.insert(to.clone(), copy, &mut self.pool);
+        self.changes.extend(forgotten.map(MemoryChange::Forget));
+    }
+
+    /// Forgets an idle session. Its system message may serve others and stays in the prefix tree; the rest leaves it.
+    /// Returns how many slots became free; a second call returns 0.
     pub fn close(&mut self, key: &SessionKey) -> usize {
-        self.cache.remove(key, &mut self.pool)
+        let Some(mut idle) = self.cache.take(key) else { return 0 };
+        let mut freed = idle.map.clear(&mut self.pool);
+        if let Some(namespace) = &idle.namespace {
+            let (tokens, none) = (&idle.tokens, SlotMap::new());
+            freed += self.tree.unpublish(namespace, tokens, idle.protected, &none, &mut self.pool);
+        }
+        self.changes.extend(idle.memory.map(MemoryChange::Forget));
+        freed
     }
 
     /// Positions of a session that have a slot.
     #[must_use]
     pub fn live(&self, key: &SessionKey) -> usize {
         let mut running = self.running.iter().filter(|sequence| sequence.session.as_ref() == Some(key));
-        running.next().map_or_else(|| self.cache.live(key), |sequence| sequence.map.live().len())
+        let idle = || self.cache.find(key).map_or(0, |idle| idle.map.live().len());
+        running.next().map_or_else(idle, |sequence| sequence.map.live().len())
     }
 
     /// What is left.
@@ -273,7 +340,7 @@ impl Scheduler {
         Capacity {
             slots_total: self.pool.usable() as u64,
             slots_free: self.pool.free() as u64,
-            slots_idle: self.cache.reclaimable(None, &self.pool) as u64,
+            slots_idle: self.reclaimable(None) as u64,
             sessions: self.cache.len() as u64,
             running: count(self.running.len()),
             queued: count(self.waiting.len()),
@@ -292,6 +359,6 @@ impl Scheduler {
     /// [`AuditError`] if a slot leaked or is held twice: a bug.
     pub fn audit(&self) -> Result<(), AuditError> {
         let sequences = self.running.iter().chain(&self.waiting).map(|sequence| &sequence.map);
-        audit(&self.pool, sequences.chain(self.cache.maps()))
+        audit_with_tree(&self.pool, sequences.chain(self.cache.maps()), &self.tree)
     }
 }

@@ -3,14 +3,17 @@
 use std::ops::Range;
 
 use hawser_common::{Position, SlotId};
+use hawser_model::executor::{MemoryId, Observe, Recursion};
 
 /// One request in the scheduler, unique within a driver's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SequenceId(pub u64);
 
 /// Rows of one step. `tokens`, `positions` and `slots` have one entry per row.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq)]
 pub struct StepPlan {
+    /// Changes of what the ranks remember, before the step.
+    pub memory: Vec<MemoryChange>,
     pub tokens: Vec<u32>,
     pub positions: Vec<Position>,
     /// Where each row's KV is written: fresh slots, each held by its sequence only.
@@ -19,18 +22,41 @@ pub struct StepPlan {
 }
 
 /// The consecutive rows of one sequence.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub struct PlanEntry {
     pub sequence: SequenceId,
     pub rows: Range<usize>,
     /// The last row is the sequence's newest token: its logits give the next one.
     pub sample: bool,
+    /// What is remembered of the rows' queries.
+    pub observe: Option<Observe>,
+    /// The query span ends with these rows: after the step it becomes part of the memory.
+    pub remember: Option<Recursion>,
+    /// A prune follows the step: its scores are asked for with [`super::Scheduler::scoring`].
+    pub prune: bool,
+}
+
+/// A change of what the ranks remember of queries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MemoryChange {
+    /// A request begins, or begins again.
+    Begin(MemoryId),
+    /// The running request is taken back.
+    TakeBack(MemoryId),
+    /// These indexes of the live list are left.
+    Keep(MemoryId, Vec<u32>),
+    Fork {
+        from: MemoryId,
+        to: MemoryId,
+    },
+    Forget(MemoryId),
 }
 
 impl StepPlan {
+    /// Whether there is nothing to do, not even to forget.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.entries.is_empty() && self.memory.is_empty()
     }
 
     #[must_use]

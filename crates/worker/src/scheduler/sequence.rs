@@ -1,10 +1,14 @@
 //! One request on its way through the scheduler.
 
+use std::ops::Range;
 use std::time::Duration;
 
-use hawser_common::SessionKey;
 use hawser_common::clock::Tick;
+use hawser_common::retention::Retention;
+use hawser_common::{SessionKey, TenantId};
 use hawser_kv::SlotMap;
+use hawser_kv::retention::{Event, Marks, PruneLog};
+use hawser_model::executor::MemoryId;
 
 use super::plan::SequenceId;
 
@@ -12,38 +16,87 @@ use super::plan::SequenceId;
 #[derive(Debug, Clone)]
 pub struct Submission {
     pub id: SequenceId,
-    /// `None`: nothing is kept when it ends.
+    /// `None`: nothing is kept when it ends, but for rows that others may share.
     pub session: Option<SessionKey>,
+    /// Rows are shared within it, and nowhere else.
+    pub namespace: TenantId,
     /// The whole prompt, history included; never empty.
     pub prompt: Vec<u32>,
     /// Most tokens it may generate.
     pub max_new: usize,
     pub deadline: Option<Tick>,
+    pub keep: Keep,
+}
+
+/// Which of its history a request keeps.
+#[derive(Debug, Clone, Default)]
+pub struct Keep {
+    pub retention: Retention,
+    /// Of the whole prompt.
+    pub marks: Marks,
+    /// π: never evicted.
+    pub protected: u32,
+    /// What the request asks.
+    pub span: Range<u32>,
+    /// Not evicted by this request, ascending.
+    pub pins: Vec<Range<u32>>,
+    /// Evicted by this request, ascending.
+    pub releases: Vec<Range<u32>>,
 }
 
 /// How far a request's prompt was met by rows that were there already, and how long it waited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Admission {
     pub prompt: usize,
+    /// Positions that were not prefilled: live, dead and shared ones.
     pub reused: usize,
+    /// Of them, evicted before.
+    pub dead: usize,
+    /// Of them, computed for another session.
+    pub shared: usize,
     pub queued: Duration,
 }
 
-/// A request with its tokens and rows. Rows `0..map.len()` are in the KV cache; the tokens from there on are not.
+/// What retention did during a request, in positions unless said otherwise.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Kept {
+    pub evicted: usize,
+    /// Slots returned to the pool.
+    pub freed: usize,
+    pub revived: usize,
+    /// Sum over decode steps of live positions.
+    pub rows_read: u64,
+    /// The same with nothing evicted.
+    pub rows_full: u64,
+    pub peak_live: usize,
+    /// Prunes that could not reach the budget, since more was forced.
+    pub overflows: u32,
+}
+
+/// A request with its tokens and rows. Rows `0..map.len()` are in the KV cache or evicted; the tokens from there on
+/// have none yet.
 #[derive(Debug)]
 pub(super) struct Sequence {
     pub(super) id: SequenceId,
     pub(super) session: Option<SessionKey>,
+    pub(super) namespace: TenantId,
     pub(super) tokens: Vec<u32>,
     pub(super) prompt: usize,
     pub(super) max_new: usize,
     pub(super) deadline: Option<Tick>,
     pub(super) arrived: Tick,
     pub(super) map: SlotMap,
-    /// Rows that were there at admission: an abort rolls back to them.
-    pub(super) reused: usize,
+    pub(super) keep: Keep,
+    pub(super) log: PruneLog,
+    /// Where the ranks gather its evidence; `None` for a policy that needs none.
+    pub(super) memory: Option<MemoryId>,
+    /// A prune whose scores are on their way.
+    pub(super) event: Option<Event>,
+    /// Tokens that the session had before: an abort rolls back to them.
+    pub(super) held: usize,
     /// First admission; a preempted sequence keeps it.
     pub(super) admission: Option<Admission>,
+    pub(super) kept: Kept,
     /// Its reader is slow: it runs again when there is room for a token.
     pub(super) paused: bool,
 }
@@ -53,14 +106,20 @@ impl Sequence {
         Self {
             id: submission.id,
             session: submission.session,
+            namespace: submission.namespace,
             prompt: submission.prompt.len(),
             tokens: submission.prompt,
             max_new: submission.max_new,
             deadline: submission.deadline,
             arrived: now,
             map: SlotMap::new(),
-            reused: 0,
+            keep: submission.keep,
+            log: PruneLog::default(),
+            memory: None,
+            event: None,
+            held: 0,
             admission: None,
+            kept: Kept::default(),
             paused: false,
         }
     }
@@ -70,12 +129,13 @@ impl Sequence {
         self.tokens.len() - self.map.len()
     }
 
-    /// Slots it may still ask for.
-    pub(super) fn most_slots(&self) -> usize {
-        self.prompt + self.max_new
-    }
-
     pub(super) fn expired(&self, now: Tick) -> bool {
         self.deadline.is_some_and(|deadline| deadline <= now)
+    }
+
+    /// Positions as a range of rows.
+    pub(super) fn positions(start: usize, count: usize) -> Range<u32> {
+        let position = |at: usize| u32::try_from(at).expect("positions are 32-bit");
+        position(start)..position(start + count)
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hawser_common::request::Retention;
+use hawser_common::retention::Choice;
 use hawser_common::{Coded, ErrorCode, SessionId, SessionKey, TenantId};
 use hawser_proto::v1;
 use thiserror::Error;
@@ -65,13 +65,15 @@ impl SessionService {
     pub(crate) async fn open(
         &self,
         key: SessionKey,
-        retention: Option<Retention>,
+        retention: Choice,
     ) -> Result<v1::SessionInfo, SessionError> {
         let mut held = self.shared.sessions.checkout(&key).await?;
         self.shared.claim(&key, &mut held).await?;
         held.opened = true;
-        if let Some(retention) = retention {
-            held.retention = retention;
+        if retention != Choice::default() {
+            let chosen = retention.over(held.retention.as_ref().unwrap_or(&self.shared.retention));
+            chosen.validate().map_err(TurnError::from)?;
+            held.retention = Some(chosen);
         }
         drop(held);
         self.describe(&key).await
@@ -165,10 +167,7 @@ impl SessionService {
             live_tokens: live as u64,
             busy: summary.busy,
             idle_ms: u64::try_from(idle.as_millis()).unwrap_or(u64::MAX),
-            retention: Some(v1::Retention {
-                policy: summary.retention.policy.name().to_owned(),
-                budget_tokens: summary.retention.budget_tokens.unwrap_or(0),
-            }),
+            retention: Some(summary.retention.as_ref().unwrap_or(&self.shared.retention).into()),
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hawser_common::clock::{Clock, Tick};
 use hawser_common::group::Owner;
 use hawser_common::request::TurnRequest;
+use hawser_common::retention::{Choice, Retention};
 use hawser_common::sampling::Sampling;
 use hawser_common::tasks::Tasks;
 use hawser_common::{Epoch, GroupId, SessionKey, TenantId};
@@ -14,9 +15,10 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::intent::keep;
 use super::stream::{TurnStream, TurnStreamParts};
 use crate::driver::{DriverHandle, Turn};
-use crate::scheduler::{SequenceId, Submission};
+use crate::scheduler::{Keep, SequenceId, Submission};
 use crate::session::{Held, Prompt, Sessions, Text, Transcript, build_prompt};
 use crate::turn::{Generation, GenerationOptions, TurnError};
 
@@ -32,6 +34,8 @@ pub(crate) struct Shared {
     /// Slots that a session can have.
     pub(crate) usable_slots: usize,
     pub(crate) stream_buffer: usize,
+    /// Of sessions that choose nothing.
+    pub(crate) retention: Retention,
     pub(crate) driver: DriverHandle,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) registration: RegistrationHandle,
@@ -109,18 +113,25 @@ impl TurnService {
         deadline: Option<Tick>,
     ) -> Result<TurnStream, TurnError> {
         let shared = &self.shared;
-        let key = request.session.clone().map(|session| SessionKey { tenant, session });
+        let key = request.session.clone().map(|session| SessionKey { tenant: tenant.clone(), session });
         let mut held = match &key {
             Some(key) => Some(shared.sessions.checkout(key).await?),
             None => None,
         };
-        if let (Some(held), Some(retention)) = (&mut held, &request.retention) {
-            held.retention = retention.clone();
+        let chosen = held.as_ref().and_then(|held| held.retention.clone());
+        let retention = request.retention.over(chosen.as_ref().unwrap_or(&shared.retention));
+        retention.validate()?;
+        if let Some(held) = &mut held {
+            // What was never chosen stays the group's default, whatever that is at the next owner.
+            if chosen.is_some() || request.retention != Choice::default() {
+                held.retention = Some(retention.clone());
+            }
         }
-        let sampling = request.sampling.clone();
+        let (sampling, intent) = (request.sampling.clone(), request.intent.clone());
         let (held, prompt) = self.render(held, request).await?;
+        let keep = keep(&prompt, retention, &intent)?;
         let mut guard = TurnGuard { shared: Arc::clone(shared), key: key.clone(), held };
-        let events = self.submit(key.as_ref(), &prompt, &sampling, deadline)?;
+        let events = self.submit((tenant, key.as_ref()), (&prompt, keep), &sampling, deadline)?;
         if let (Some(key), Some(held)) = (&key, &mut guard.held) {
             // Prefill is running meanwhile; nothing has left this process yet.
             shared.claim(key, held).await?;
@@ -138,7 +149,8 @@ impl TurnService {
         let work = move || {
             let fresh = Transcript::default();
             let session = held.as_deref().unwrap_or(&fresh);
-            let prompt = build_prompt(&text, session, request.input, request.extent)?;
+            let prompt =
+                build_prompt(&text, session, request.input, request.extent, request.protected_tokens)?;
             Ok((held, prompt))
         };
         tokio::task::spawn_blocking(work).await.map_err(|_| TurnError::TaskFailed)?
@@ -146,8 +158,8 @@ impl TurnService {
 
     fn submit(
         &self,
-        key: Option<&SessionKey>,
-        prompt: &Prompt,
+        (namespace, key): (TenantId, Option<&SessionKey>),
+        (prompt, keep): (&Prompt, Keep),
         sampling: &Sampling,
         deadline: Option<Tick>,
     ) -> Result<mpsc::Receiver<crate::turn::TurnEvent>, TurnError> {
@@ -166,7 +178,9 @@ impl TurnService {
             end_ids: &shared.end_ids,
         });
         let id = SequenceId(self.next_id.fetch_add(1, Ordering::Relaxed));
-        let submission = Submission { id, session: key.cloned(), prompt: tokens.clone(), max_new, deadline };
+        let session = key.cloned();
+        let submission =
+            Submission { id, session, namespace, prompt: tokens.clone(), max_new, deadline, keep };
         let (sender, events) = mpsc::channel(shared.stream_buffer + Turn::MIN_ROOM);
         shared.driver.run(Turn { submission, generation, events: sender })?;
         Ok(events)

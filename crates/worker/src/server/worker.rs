@@ -122,6 +122,7 @@ impl v1::worker_server::Worker for WorkerService {
         let (tenant, request) = (self.admit(route.as_ref())?, required(request, "request")?);
         self.check_model(&request.model)?;
         let retention = request.retention.as_ref().map(convert::retention).transpose().map_err(refuse)?;
+        let retention = retention.unwrap_or_default();
         let key = Self::key(&tenant, &request.session)?;
         let session = self.sessions.open(key, retention).await.map_err(refuse)?;
         Ok(Response::new(v1::OpenSessionResponse { session: Some(session) }))
@@ -207,7 +208,7 @@ fn tokenize(
             let (messages, tools) = convert::conversation(conversation).map_err(refuse)?;
             let input = Input::Messages { messages, tools };
             let session = Transcript { history: History::Empty, ..Transcript::default() };
-            let prompt = build_prompt(text, &session, input, Extent::Whole).map_err(refuse)?;
+            let prompt = build_prompt(text, &session, input, Extent::Whole, 0).map_err(refuse)?;
             let tokenizer = text.tokenizer.as_ref().ok_or_else(no_tokenizer)?;
             let text = tokenizer.decode(&prompt.tokens);
             Ok(v1::TokenizeResponse { ids: prompt.tokens, text })

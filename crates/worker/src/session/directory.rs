@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hawser_common::SessionKey;
 use hawser_common::clock::{Clock, Tick, unix_seconds};
-use hawser_common::request::Retention;
+use hawser_common::retention::Retention;
 use tokio::sync::OwnedMutexGuard;
 
 use super::transcript::Transcript;
@@ -31,7 +31,8 @@ pub struct Summary {
     pub tokens: usize,
     pub busy: bool,
     pub last_used: Tick,
-    pub retention: Retention,
+    /// `None`: the group's default.
+    pub retention: Option<Retention>,
 }
 
 #[derive(Debug)]

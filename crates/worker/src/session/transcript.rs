@@ -2,7 +2,8 @@
 
 use hawser_common::Epoch;
 use hawser_common::chat::{Message, Role, Tool};
-use hawser_common::request::Retention;
+use hawser_common::retention::Retention;
+use hawser_kv::retention::{Marks, Origin};
 
 use super::prompt::Prompt;
 
@@ -26,8 +27,15 @@ pub struct Transcript {
     pub history: History,
     /// Every token up to the last one generated, whether or not its row is in the KV cache.
     pub tokens: Vec<u32>,
+    /// Who wrote each of the tokens.
+    pub marks: Marks,
+    /// Tokens up to the end of each message; empty for token ids.
+    pub ends: Vec<u32>,
+    /// π: tokens of the system message and the tools.
+    pub protected: u32,
     pub turns: u32,
-    pub retention: Retention,
+    /// As requests have set it; `None`: the group's default.
+    pub retention: Option<Retention>,
     /// Made by `OpenSession` or a fork: kept although no turn was committed.
     pub opened: bool,
     /// The epoch under which the store gave the session to this group.
@@ -41,9 +49,16 @@ impl Transcript {
     pub fn commit(&mut self, prompt: Prompt, generated: &[u32], text: &str) {
         self.tokens = prompt.tokens;
         self.tokens.extend_from_slice(generated);
+        self.marks = prompt.marks;
+        let turn = self.marks.turn();
+        let len = u32::try_from(self.tokens.len()).expect("positions are 32-bit");
+        self.marks.extend_to(len, Origin::Assistant, turn);
+        self.protected = prompt.protected;
         self.history = prompt.history;
+        self.ends = prompt.ends;
         if let History::Messages { messages, .. } = &mut self.history {
             messages.push(Message::text(Role::Assistant, text));
+            self.ends.push(len);
         }
         self.turns += 1;
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use hawser_common::group::Owner;
+use hawser_common::retention::InvalidRetention;
 use hawser_common::{Coded, ErrorCode};
 use hawser_model::sampling::SampleError;
 use hawser_model::text::RenderError;
@@ -23,6 +24,10 @@ pub enum TurnError {
     PromptTooLong { prompt: usize, context: usize },
     #[error("token id {id} is outside the vocabulary of {vocabulary}")]
     UnknownToken { id: u32, vocabulary: usize },
+    #[error(transparent)]
+    Retention(#[from] InvalidRetention),
+    #[error("the intent names {what} {end} of {count}")]
+    Intent { what: &'static str, end: u32, count: usize },
     #[error("the session's history is not held here; send the whole conversation")]
     SessionLost,
     #[error("the session was built from token ids; go on with token ids, or send the whole conversation")]
@@ -63,7 +68,11 @@ impl Coded for TurnError {
         match self {
             Self::Refused(refusal) => refusal.code(),
             Self::Render(error) => error.code(),
-            Self::PromptTooLong { .. } | Self::UnknownToken { .. } | Self::NoMessages => ErrorCode::Invalid,
+            Self::Retention(error) => error.code(),
+            Self::PromptTooLong { .. }
+            | Self::UnknownToken { .. }
+            | Self::Intent { .. }
+            | Self::NoMessages => ErrorCode::Invalid,
             Self::SessionLost => ErrorCode::SessionLost,
             Self::StaleOwner(_) => ErrorCode::StaleOwner,
             Self::Draining | Self::Fenced | Self::ClaimFailed { .. } | Self::DriverStopped => {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::error::TurnError;
+use crate::scheduler::Kept;
 
 /// In order: any number of `Token`, then exactly one of the others.
 #[derive(Debug)]
@@ -38,8 +39,14 @@ pub enum Finish {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     pub prompt: usize,
+    /// Prompt tokens that were not prefilled.
     pub reused: usize,
+    /// Of them, evicted before.
+    pub dead: usize,
+    /// Of them, computed for another session.
+    pub shared: usize,
     pub generated: usize,
+    pub kept: Kept,
 }
 
 /// The end of a turn that went well.
@@ -57,4 +64,6 @@ pub struct TurnEnd {
     pub prefill: Duration,
     /// From the first token to the last.
     pub decode: Duration,
+    /// Scoring and evicting.
+    pub pruning: Duration,
 }

@@ -1,0 +1,204 @@
+//! Prune events: when they are due, what is asked of the ranks, and the rewrite of the slot map.
+
+use std::ops::Range;
+
+use hawser_common::retention::{Policy, Retention};
+use hawser_common::{Position, SlotId};
+use hawser_kv::retention::{Event, Evidence, Observed, Situation, budget, is_due, local_scores, select};
+use hawser_model::executor::{MemoryId, Observe, Recursion};
+
+use super::plan::{MemoryChange, SequenceId};
+use super::{Scheduler, Sequence};
+
+/// What the ranks are to score for a prune.
+#[derive(Debug)]
+pub struct Scoring<'a> {
+    pub memory: MemoryId,
+    pub evidence: Evidence,
+    /// The span has not ended: score with the memory as if it did.
+    pub peek: Option<Recursion>,
+    pub live: &'a [SlotId],
+    /// Indexes into `live`.
+    pub candidates: Vec<u32>,
+    pub positions: &'a [Position],
+    pub keep: usize,
+    pub retention: &'a Retention,
+}
+
+/// How a policy's memory goes on.
+fn recursion(retention: &Retention) -> Recursion {
+    let decay = retention.memory_decay;
+    match retention.policy {
+        Policy::IntentQuery => Recursion::Query,
+        Policy::IntentMemoryPaper => Recursion::Paper { decay },
+        _ => Recursion::Unit { decay },
+    }
+}
+
+impl Scheduler {
+    /// What is remembered of the rows from `start` on; their place in the batch begins at `first_row`.
+    pub(super) fn observe(
+        sequence: &Sequence,
+        start: usize,
+        count: usize,
+        first_row: usize,
+    ) -> Option<Observe> {
+        let memory = sequence.memory?;
+        let keep = &sequence.keep;
+        let rows = Sequence::positions(start, count);
+        let observed = Observed::of(&keep.retention, &keep.marks, &keep.span, &rows);
+        let in_batch = |range: Range<u32>| {
+            let row = |at: u32| first_row + (at.clamp(rows.start, rows.end) - rows.start) as usize;
+            row(range.start)..row(range.end)
+        };
+        let evidence = Evidence::of(keep.retention.policy);
+        Some(Observe {
+            memory,
+            span: in_batch(observed.span),
+            window: in_batch(observed.window),
+            restart_window: observed.restart,
+            window_rows: if evidence == Evidence::Window { keep.retention.window_rows as usize } else { 0 },
+            mass: evidence == Evidence::Mass,
+        })
+    }
+
+    /// Whether the span ends with the rows up to `end`.
+    pub(super) fn ends_span(sequence: &Sequence, end: usize) -> Option<Recursion> {
+        let ends = end == sequence.prompt && sequence.memory.is_some();
+        ends.then(|| recursion(&sequence.keep.retention))
+    }
+
+    /// Prepares the prune that follows a step which ends at `end`, if one is due: after the prompt's last row, and with
+    /// `bounded` after any chunk.
+    pub(super) fn prepare_prune(&mut self, index: usize, end: usize) -> bool {
+        let (used, total) = (self.pool.usable() - self.pool.free(), self.pool.usable());
+        let sequence = &mut self.running[index];
+        let keep = &sequence.keep;
+        let whole = end == sequence.prompt;
+        let happened = sequence.log.next_from(end).is_some_and(|record| record.at as usize == end);
+        if end > sequence.prompt || !(whole || keep.retention.bounded) || end <= sequence.held || happened {
+            return false;
+        }
+        let released: Vec<Position> = if whole { released(sequence) } else { Vec::new() };
+        let live: Vec<Position> = sequence
+            .map
+            .live_positions()
+            .iter()
+            .copied()
+            .filter(|position| released.binary_search(position).is_err())
+            .collect();
+        let budget = budget(&keep.retention, used, total);
+        let due = is_due(&keep.retention, budget, live.len());
+        if !due && released.is_empty() {
+            return false;
+        }
+        let len = Sequence::positions(end, 0).start;
+        let mut event = Event::new(&Situation {
+            retention: &keep.retention,
+            budget,
+            live: &live,
+            len,
+            marks: &keep.marks,
+            protected: keep.protected,
+            span: keep.span.start.min(len)..keep.span.end.min(len),
+            pins: &keep.pins,
+        });
+        if !due {
+            event.candidates.clear();
+        }
+        sequence.event = Some(event);
+        true
+    }
+
+    /// What the ranks score for a sequence's prune; `None` where positions and roles decide.
+    #[must_use]
+    pub fn scoring(&self, id: SequenceId) -> Option<Scoring<'_>> {
+        let sequence = self.running.iter().find(|sequence| sequence.id == id)?;
+        let (event, memory) = (sequence.event.as_ref()?, sequence.memory?);
+        let retention = &sequence.keep.retention;
+        let evidence = Evidence::of(retention.policy);
+        if evidence == Evidence::Local || event.keep >= event.candidates.len() {
+            return None;
+        }
+        let mut candidates = Vec::with_capacity(event.candidates.len());
+        let mut wanted = event.candidates.iter().peekable();
+        for (index, position) in (0..).zip(sequence.map.live_positions()) {
+            if wanted.next_if_eq(&position).is_some() {
+                candidates.push(index);
+            }
+        }
+        let peek = (sequence.map.len() < sequence.prompt).then(|| recursion(retention));
+        let (live, positions, keep) = (sequence.map.live(), &event.candidates[..], event.keep);
+        Some(Scoring { memory, evidence, peek, live, candidates, positions, keep, retention })
+    }
+
+    /// Carries a prune out with the scores of its candidates; without scores, positions and roles decide.
+    pub fn settle(&mut self, id: SequenceId, scores: Option<Vec<i64>>) {
+        let Some(index) = self.running.iter().position(|sequence| sequence.id == id) else { return };
+        let sequence = &mut self.running[index];
+        let Some(event) = sequence.event.take() else { return };
+        let keep = &sequence.keep;
+        let scores = scores.unwrap_or_else(|| local_scores(&keep.retention, &keep.marks, &event.candidates));
+        let mut evicted = select(&keep.retention, &keep.marks, &event, &scores).evicted;
+        if sequence.map.len() == sequence.prompt {
+            evicted.extend(released(sequence));
+            evicted.sort_unstable();
+        }
+        sequence.kept.overflows += u32::from(event.overflow);
+        self.evict(index, &evicted);
+    }
+
+    /// Marks positions dead, takes rows that nobody else uses out of the tree, and writes it down.
+    fn evict(&mut self, index: usize, evicted: &[Position]) {
+        let Some(first) = evicted.first() else { return };
+        let sequence = &mut self.running[index];
+        if let Some(memory) = sequence.memory {
+            let stays = |position: &Position| evicted.binary_search(position).is_err();
+            let live = sequence.map.live_positions().iter().zip(0..);
+            let left = live.filter(|(position, _)| stays(position)).map(|(_, index)| index).collect();
+            self.changes.push(MemoryChange::Keep(memory, left));
+        }
+        let exact = sequence.log.exact().min(sequence.map.len());
+        let before = self.pool.free();
+        if let Err(refused) = sequence.map.evict(evicted, &mut self.pool) {
+            debug_assert!(false, "an event names only what may be evicted: {refused}");
+            return;
+        }
+        if first.index() < exact {
+            let tokens = &sequence.tokens[..exact];
+            self.tree.unpublish(&sequence.namespace, tokens, first.index(), &sequence.map, &mut self.pool);
+        }
+        sequence.kept.evicted += evicted.len();
+        sequence.kept.freed += self.pool.free() - before;
+        let at = Sequence::positions(sequence.map.len(), 0).start;
+        sequence.log.push(at, evicted.to_vec());
+    }
+
+    /// Evicts again what was evicted before the rows from `start` on were first computed.
+    pub(super) fn replay_prunes(&mut self, index: usize, start: usize) {
+        let sequence = &mut self.running[index];
+        let Some(record) = sequence.log.next_from(start).filter(|record| record.at as usize == start) else {
+            return;
+        };
+        let is_live =
+            |position: &&Position| sequence.map.slot(**position).is_some_and(|slot| !slot.is_dead());
+        let evicted: Vec<Position> = record.evicted.iter().filter(is_live).copied().collect();
+        if let Err(refused) = sequence.map.evict(&evicted, &mut self.pool) {
+            debug_assert!(false, "what was evicted once may be again: {refused}");
+        }
+    }
+}
+
+/// Live positions that the request lets go of: never forced ones but those of the span.
+fn released(sequence: &Sequence) -> Vec<Position> {
+    let keep = &sequence.keep;
+    if keep.releases.is_empty() {
+        return Vec::new();
+    }
+    let front = keep.retention.sink_tokens.max(keep.protected);
+    let newest = Sequence::positions(sequence.map.len(), 0).start.saturating_sub(1);
+    let goes = |position: &Position| {
+        (front..newest).contains(&position.0) && keep.releases.iter().any(|range| range.contains(&position.0))
+    };
+    sequence.map.live_positions().iter().copied().filter(goes).collect()
+}

@@ -1,0 +1,66 @@
+//! The prefix tree's part: which rows are offered to other sessions, and what gives way under pressure.
+
+use hawser_common::SessionKey;
+use hawser_common::clock::Tick;
+use hawser_kv::{PrefixTree, SlotPool};
+
+use super::{Scheduler, Sequence, StepPlan};
+
+impl Scheduler {
+    /// Offers a running sequence's rows as soon as its prompt has them: many agents begin alike at the same time.
+    pub(super) fn publish(&mut self, index: usize, now: Tick) {
+        let Self { running, tree, pool, .. } = self;
+        if self.limits.share_prefixes {
+            offer(tree, pool, &running[index], now);
+        }
+    }
+
+    /// Offers the rows of a sequence that has ended.
+    pub(super) fn publish_ended(&mut self, sequence: &Sequence, now: Tick) {
+        if self.limits.share_prefixes {
+            offer(&mut self.tree, &mut self.pool, sequence, now);
+        }
+    }
+
+    /// Makes `count` slots free if that is possible without stopping a sequence that the plan runs: rows that only the
+    /// tree holds go first, then idle sessions, then sequences admitted after the one at `index`.
+    pub(super) fn make_room(&mut self, index: usize, count: usize, plan: &StepPlan, now: Tick) {
+        while self.pool.free() < count {
+            if self.tree.evict_leaf(now, &mut self.pool).is_some()
+                || self.cache.demote(&mut self.pool).is_some()
+            {
+                continue;
+            }
+            let last = self.running.len() - 1;
+            let planned = plan.entries.iter().any(|entry| entry.sequence == self.running[last].id);
+            if last <= index || planned {
+                return;
+            }
+            self.preempt(last);
+        }
+    }
+
+    /// Slots that are neither free nor held by a running or waiting sequence, or by the session `keep`.
+    pub(super) fn reclaimable(&self, keep: Option<&SessionKey>) -> usize {
+        let mut needed = vec![false; self.pool.total()];
+        let sequences = self.running.iter().chain(&self.waiting).map(|sequence| &sequence.map);
+        let kept = keep.and_then(|key| self.cache.find(key)).map(|idle| &idle.map);
+        for slot in sequences.chain(kept).flat_map(|map| map.live()) {
+            needed[slot.index()] = true;
+        }
+        let held = needed.iter().filter(|needed| **needed).count();
+        self.pool.usable() - self.pool.free() - held
+    }
+}
+
+/// Offers a sequence's exact rows: those before its first hole, computed before its first prune.
+fn offer(tree: &mut PrefixTree, pool: &mut SlotPool, sequence: &Sequence, now: Tick) {
+    let map = &sequence.map;
+    let exact = sequence.log.exact().min(map.len());
+    let whole = map.live_positions().iter().zip(0..).take_while(|(position, at)| position.0 == *at).count();
+    let rows = exact.min(whole);
+    if rows > 0 {
+        let (tokens, slots) = (&sequence.tokens[..rows], &map.live()[..rows]);
+        tree.publish(&sequence.namespace, tokens, slots, now, pool);
+    }
+}

@@ -1,0 +1,333 @@
+//! The scheduler with pruned, shared, demoted, aborted and forked sessions, against a dense reference that recomputes
+//! nothing: what a row has seen is hashed into it, so a row over the wrong history is found at once.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail loudly")]
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+use std::time::Duration;
+
+use hawser_common::clock::Tick;
+use hawser_common::retention::{Policy, Retention};
+use hawser_common::{Position, SessionId, SessionKey, SlotId, TenantId};
+use hawser_kv::retention::{Event, Marks, Origin, Situation, is_due, local_scores, select};
+use hawser_worker::scheduler::{
+    Keep, Limits, PlanEntry, Scheduler, SequenceId, StepPlan, Submission, Verdict,
+};
+use proptest::prelude::*;
+
+fn key(index: usize) -> SessionKey {
+    SessionKey { tenant: TenantId::single(), session: SessionId::parse(&format!("s{index}")).unwrap() }
+}
+
+/// A row as the arithmetic would make it: a function of its token, its position and the rows it has seen.
+fn row(token: u32, position: usize, seen: impl Iterator<Item = u64>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (token, position).hash(&mut hasher);
+    seen.for_each(|seen| seen.hash(&mut hasher));
+    hasher.finish()
+}
+
+/// A session without a pool: all rows there ever were, and which of them are live.
+#[derive(Clone, Debug, Default)]
+struct Reference {
+    tokens: Vec<u32>,
+    rows: Vec<u64>,
+    live: Vec<bool>,
+}
+
+impl Reference {
+    fn truncate(&mut self, len: usize) {
+        self.tokens.truncate(len);
+        self.rows.truncate(len);
+        self.live.truncate(len);
+    }
+
+    fn live_rows(&self) -> impl Iterator<Item = u64> {
+        self.rows.iter().zip(&self.live).filter(|(_, live)| **live).map(|(row, _)| *row)
+    }
+
+    fn live_positions(&self) -> Vec<Position> {
+        (0..).zip(&self.live).filter(|(_, live)| **live).map(|(at, _)| Position(at)).collect()
+    }
+
+    fn push(&mut self, token: u32) {
+        let new = row(token, self.rows.len(), self.live_rows());
+        self.tokens.push(token);
+        self.rows.push(new);
+        self.live.push(true);
+    }
+}
+
+struct Running {
+    tokens: Vec<u32>,
+    prompt: usize,
+    left: usize,
+    session: Option<usize>,
+    keep: Keep,
+    /// Tokens that the session had.
+    held: usize,
+    reference: Reference,
+}
+
+struct Harness {
+    scheduler: Scheduler,
+    retention: Retention,
+    limits: Limits,
+    rows: HashMap<SlotId, u64>,
+    running: HashMap<SequenceId, Running>,
+    sessions: Vec<Reference>,
+    next_id: u64,
+    now: Tick,
+}
+
+impl Harness {
+    fn new(limits: Limits, slots: usize, retention: Retention) -> Self {
+        let scheduler = Scheduler::new(limits, slots);
+        let (rows, running, sessions) = (HashMap::new(), HashMap::new(), vec![Reference::default(); 3]);
+        Self { scheduler, retention, limits, rows, running, sessions, next_id: 0, now: Tick::default() }
+    }
+
+    fn is_busy(&self, session: usize) -> bool {
+        self.running.values().any(|running| running.session == Some(session))
+    }
+
+    fn submit(&mut self, session: Option<usize>, prompt: Vec<u32>, max_new: usize, release: bool) {
+        let mut reference = session.map(|session| self.sessions[session].clone()).unwrap_or_default();
+        let same = reference.tokens.iter().zip(&prompt).take_while(|(a, b)| a == b).count();
+        let held = same.min(prompt.len() - 1);
+        reference.truncate(same);
+        let len = u32::try_from(prompt.len()).unwrap();
+        let mut marks = Marks::default();
+        marks.extend_to(len, Origin::User, 0);
+        let releases: Vec<Range<u32>> = release.then_some(len / 4..len / 2).into_iter().collect();
+        let span = u32::try_from(held).unwrap()..len;
+        let keep = Keep {
+            retention: self.retention.clone(),
+            marks,
+            protected: 3.min(len),
+            span,
+            pins: Vec::new(),
+            releases,
+        };
+        let id = SequenceId(self.next_id);
+        self.next_id += 1;
+        let submission = Submission {
+            id,
+            session: session.map(key),
+            namespace: TenantId::single(),
+            prompt: prompt.clone(),
+            max_new,
+            deadline: None,
+            keep: keep.clone(),
+        };
+        if self.scheduler.submit(submission, self.now).is_ok() {
+            let prompt_len = prompt.len();
+            let running =
+                Running { tokens: prompt, prompt: prompt_len, left: max_new, session, keep, held, reference };
+            self.running.insert(id, running);
+        }
+    }
+
+    fn step(&mut self) {
+        self.now = self.now.after(Duration::from_millis(1));
+        let plan = self.scheduler.plan(self.now);
+        assert!(plan.rows() <= self.limits.step_tokens);
+        let contexts: Vec<Vec<SlotId>> = self.scheduler.contexts(&plan).map(<[SlotId]>::to_vec).collect();
+        for (entry, context) in plan.entries.iter().zip(&contexts) {
+            self.compute(&plan, entry, context);
+        }
+        for entry in &plan.entries {
+            self.finish(entry);
+        }
+        self.scheduler.audit().unwrap();
+    }
+
+    /// Computes an entry's rows from the slots it is given, and compares them with the reference's.
+    fn compute(&mut self, plan: &StepPlan, entry: &PlanEntry, context: &[SlotId]) {
+        let running = self.running.get_mut(&entry.sequence).unwrap();
+        let start = plan.positions[entry.rows.start].index();
+        // Rows that another session computed: they are as if this one had.
+        while running.reference.rows.len() < start {
+            running.reference.push(running.tokens[running.reference.rows.len()]);
+        }
+        for (at, &slot) in entry.rows.clone().zip(&plan.slots[entry.rows.clone()]) {
+            let position = plan.positions[at].index();
+            let own = &plan.slots[entry.rows.start..at];
+            let seen = context.iter().chain(own).map(|slot| self.rows[slot]);
+            let made = row(plan.tokens[at], position, seen);
+            if position < running.reference.rows.len() {
+                assert_eq!(made, running.reference.rows[position], "position {position} is as it was");
+            } else {
+                assert_eq!(position, running.reference.rows.len(), "no row is left out");
+                running.reference.push(plan.tokens[at]);
+                assert_eq!(
+                    made, running.reference.rows[position],
+                    "position {position} has seen what is live"
+                );
+            }
+            assert!(!contexts_hold(context, slot), "a written slot is nobody's history");
+            self.rows.insert(slot, made);
+        }
+    }
+
+    fn finish(&mut self, entry: &PlanEntry) {
+        let running = self.running.get_mut(&entry.sequence).unwrap();
+        let retention = &running.keep.retention;
+        let at = running.reference.rows.len();
+        let whole = at == running.prompt && !running.reference.rows.is_empty();
+        if entry.prune {
+            assert!(whole || retention.bounded, "prunes come after the prompt");
+            let live = running.reference.live_positions();
+            let released: Vec<Position> = live
+                .iter()
+                .copied()
+                .filter(|p| whole && p.0 >= 4 && p.index() + 1 < at)
+                .filter(|p| running.keep.releases.iter().any(|range| range.contains(&p.0)))
+                .collect();
+            let left: Vec<Position> = live.into_iter().filter(|p| !released.contains(p)).collect();
+            let len = u32::try_from(at).unwrap();
+            let mut evicted = released;
+            if is_due(retention, retention.budget_tokens, left.len()) {
+                let span = running.keep.span.start.min(len)..running.keep.span.end.min(len);
+                let event = Event::new(&Situation {
+                    retention,
+                    budget: retention.budget_tokens,
+                    live: &left,
+                    len,
+                    marks: &running.keep.marks,
+                    protected: running.keep.protected,
+                    span,
+                    pins: &[],
+                });
+                let scores = local_scores(retention, &running.keep.marks, &event.candidates);
+                evicted.extend(select(retention, &running.keep.marks, &event, &scores).evicted);
+            }
+            evicted.iter().for_each(|position| running.reference.live[position.index()] = false);
+            self.scheduler.settle(entry.sequence, None);
+        }
+        if entry.sample {
+            let token = u32::try_from(running.reference.rows.last().unwrap() % 40).unwrap();
+            running.tokens.push(token);
+            running.left -= 1;
+            let verdict = if running.left == 0 { Verdict::Finish } else { Verdict::Continue };
+            self.scheduler.advance(entry.sequence, token, verdict, self.now);
+            if verdict == Verdict::Finish {
+                let ended = self.running.remove(&entry.sequence).unwrap();
+                if let Some(session) = ended.session {
+                    self.sessions[session] = ended.reference;
+                }
+            }
+        }
+    }
+
+    /// Takes a turn back: its tokens go, what it evicted stays evicted.
+    fn abort(&mut self, nth: usize) {
+        let mut ids: Vec<SequenceId> = self.running.keys().copied().collect();
+        ids.sort();
+        let Some(&id) = ids.get(nth) else { return };
+        let started = self.scheduler.admission(id).is_some();
+        assert!(self.scheduler.abort(id, self.now));
+        let mut ended = self.running.remove(&id).unwrap();
+        if let (Some(session), true) = (ended.session, started) {
+            ended.reference.truncate(ended.held);
+            self.sessions[session] = ended.reference;
+        }
+    }
+
+    fn drain(&mut self) {
+        for _ in 0..20_000 {
+            if self.running.is_empty() {
+                return;
+            }
+            self.step();
+        }
+        panic!("the traffic does not end");
+    }
+}
+
+fn contexts_hold(context: &[SlotId], slot: SlotId) -> bool {
+    context.contains(&slot)
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Submit { session: Option<usize>, prompt: Vec<u32>, goes_on: bool, max_new: usize, release: bool },
+    Steps(usize),
+    Abort(usize),
+    Close(usize),
+    Fork(usize, usize),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    // Few tokens and a common beginning, so that prompts share rows.
+    let prompt = proptest::collection::vec(0..3u32, 1..50);
+    let submit = (proptest::option::weighted(0.8, 0..3usize), prompt, any::<bool>(), 1..10usize, 0..6u32);
+    prop_oneof![
+        5 => submit.prop_map(|(session, prompt, goes_on, max_new, release)| Op::Submit {
+            session, prompt, goes_on, max_new, release: release == 0,
+        }),
+        5 => (1..12usize).prop_map(Op::Steps),
+        1 => (0..6usize).prop_map(Op::Abort),
+        1 => (0..3usize).prop_map(Op::Close),
+        1 => (0..3usize, 0..3usize).prop_map(|(from, to)| Op::Fork(from, to)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn r5_r7_e5_rows_have_seen_what_was_live_whatever_is_pruned_shared_demoted_or_aborted(
+        ops in proptest::collection::vec(op(), 1..60),
+        slots in 90..200usize,
+        step_tokens in 2..32usize,
+        max_running in 1..5usize,
+        budget in 10..40u32,
+        trigger in 0..12u32,
+        policy in prop_oneof![Just(Policy::Streaming), Just(Policy::Random), Just(Policy::Full)],
+        bounded in any::<bool>(),
+    ) {
+        let retention = Retention {
+            policy, budget_tokens: budget, trigger_tokens: trigger, bounded, ..Retention::default()
+        };
+        let limits =
+            Limits { step_tokens, mixed_tokens: step_tokens, max_running, max_waiting: 8, share_prefixes: true };
+        let mut harness = Harness::new(limits, slots, retention);
+        for op in ops {
+            match op {
+                Op::Submit { session, prompt, goes_on, max_new, release } => {
+                    if session.is_some_and(|session| harness.is_busy(session)) {
+                        continue;
+                    }
+                    let history = session.filter(|_| goes_on).map(|s| harness.sessions[s].tokens.clone());
+                    let mut whole = history.unwrap_or_default();
+                    whole.extend(prompt);
+                    harness.submit(session, whole, max_new, release);
+                }
+                Op::Steps(count) => (0..count).for_each(|_| harness.step()),
+                Op::Abort(nth) => harness.abort(nth),
+                Op::Close(session) => {
+                    if !harness.is_busy(session) {
+                        harness.scheduler.close(&key(session));
+                        harness.sessions[session] = Reference::default();
+                    }
+                }
+                Op::Fork(from, to) => {
+                    if !harness.is_busy(from) && !harness.is_busy(to) && from != to {
+                        harness.scheduler.close(&key(to));
+                        harness.sessions[to] = Reference::default();
+                        harness.scheduler.fork(&key(from), &key(to), harness.now);
+                        harness.sessions[to] = harness.sessions[from].clone();
+                    }
+                }
+            }
+            harness.scheduler.audit().unwrap();
+        }
+        harness.drain();
+        (0..3).for_each(|session| { harness.scheduler.close(&key(session)); });
+        let left = harness.scheduler.capacity();
+        prop_assert_eq!(left.slots_free + left.slots_idle, left.slots_total, "no slot leaked");
+        let plan = harness.scheduler.plan(harness.now);
+        prop_assert!(plan.entries.is_empty());
+    }
+}
