@@ -60,6 +60,7 @@ impl Engine {
                 rows: rows.clone(),
                 context: &feed.session.live,
                 logits: feed.logits,
+                observe: None,
             })
             .collect();
         let batch = Batch { tokens: &tokens, positions: &positions, slots: &slots, sequences: &sequences };

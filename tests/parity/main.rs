@@ -7,4 +7,5 @@ mod fixtures;
 mod forward;
 mod gguf;
 mod greedy;
+mod sessions;
 mod text;

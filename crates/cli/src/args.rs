@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::{bench, chat, config, demo, generate, pull, router, status, up, worker};
+use crate::commands::{bench, chat, config, demo, eval, generate, pull, router, status, up, worker};
 
 const EXAMPLES: &str = "\
 First steps:
@@ -88,6 +88,8 @@ pub enum Command {
     Pull(pull::Options),
     /// Measure the engine on this machine
     Bench(bench::Options),
+    /// Measure what retention policies cost and save on recorded sessions
+    Eval(eval::Options),
     /// Play an agent session on two worker groups and stop the one that owns it
     Demo(demo::Options),
     /// Show the configuration in effect

@@ -4,6 +4,7 @@ pub mod bench;
 pub mod chat;
 pub mod config;
 pub mod demo;
+pub mod eval;
 pub mod generate;
 pub mod pull;
 pub mod router;
@@ -41,6 +42,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Demo(options) => block_on(demo::run(&global, &options)),
         Command::Pull(options) => pull::run(&global, &options),
         Command::Bench(options) => bench::run(&global, &options),
+        Command::Eval(options) => eval::run(&global, &options),
         Command::Config(options) => config::run(&global, &options),
     }
 }

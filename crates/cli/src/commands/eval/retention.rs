@@ -1,0 +1,254 @@
+//! `hawser eval retention`: replay, compare, report. Taken up again where it stopped.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use hawser_common::clock::{Clock, unix_seconds};
+use hawser_device::kv::RowType;
+use hawser_eval::prepare::{Prepared, Schemas, prepare};
+use hawser_eval::report::{self, BudgetLabel, Mode, RunInfo, RunResult};
+use hawser_eval::run::{Candidate, Design, Done, evaluate};
+use hawser_eval::session::Engine;
+use hawser_eval::traces::read_traces;
+use hawser_model::checkpoint::Checkpoint;
+use hawser_model::executor::{Executor, ExecutorOptions};
+use hawser_model::layers::Model;
+use hawser_model::text::ChatTemplate;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::args::Global;
+use crate::console::{error, line, time};
+use crate::models;
+
+const EXAMPLES: &str = "\
+Examples:
+  scripts/fetch-traces
+  hawser eval retention --traces traces/bfcl-base.jsonl --out results/bfcl
+  hawser eval retention --traces mine.jsonl --policies full,random,role-prior,'mine@h2o:role_weight=8'
+  hawser eval retention --traces mine.jsonl --budgets 512,1024 --mode open
+
+A policy is written name@policy:option=value:…; the options are those of worker.retention in docs/config.md. Budgets
+are tokens, or shares of what follows the system message, which is kept and comes on top. OUT.json holds every number,
+turn by turn, and is where a run that was stopped goes on; OUT.md and OUT.svg say it in short. Replays are
+teacher-forced: nothing is sampled, and a low divergence is no claim about how well an agent does its task.";
+
+/// Options of the command.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Options {
+    /// Recorded sessions (JSON lines; docs/traces.md)
+    #[arg(long, value_name = "FILE", required = true, value_delimiter = ',')]
+    traces: Vec<PathBuf>,
+    /// Results: OUT.json, OUT.md and OUT.svg
+    #[arg(long, value_name = "OUT", default_value = "retention")]
+    out: PathBuf,
+    /// A .gguf file, a checkpoint directory, or a name in the folder of models
+    #[arg(long, value_name = "MODEL", default_value = models::DEMO_NAME)]
+    model: PathBuf,
+    /// Policies with their options
+    #[arg(long, value_name = "POLICY,…", value_delimiter = ',', default_values_t = default_policies())]
+    policies: Vec<String>,
+    /// Budgets
+    #[arg(long, value_name = "BUDGET,…", value_delimiter = ',', default_value = "50%,25%,12.5%")]
+    budgets: Vec<BudgetLabel>,
+    /// Rows are computed over what was kept (closed), or over everything (open)
+    #[arg(long, value_name = "MODE,…", value_delimiter = ',', default_value = "closed")]
+    mode: Vec<ModeOption>,
+    /// Only sessions of this half of the data
+    #[arg(long, value_name = "SPLIT")]
+    split: Option<SplitOption>,
+    /// At most so many sessions
+    #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true)]
+    limit: usize,
+    /// Only so many tokens of each session [default: the model's context]
+    #[arg(long, value_name = "N")]
+    tokens: Option<usize>,
+    /// Which tools' schemas stand in the system message
+    #[arg(long, value_name = "WHICH", default_value = "called")]
+    schemas: SchemasOption,
+    /// CPU threads [default: all cores]
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroUsize>,
+    /// Slots of the KV pool
+    #[arg(long, value_name = "N", default_value_t = 32_768)]
+    slots: usize,
+    /// How KV rows are stored
+    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    kv_type: KvType,
+    /// Seed of the intervals
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum ModeOption {
+    Closed,
+    Open,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum SplitOption {
+    Dev,
+    Test,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum SchemasOption {
+    All,
+    Called,
+    None,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum KvType {
+    F32,
+    F16,
+    Bf16,
+}
+
+/// Every policy as it is by default, and the seeds of the one that draws.
+fn default_policies() -> Vec<String> {
+    let plain = [
+        "full",
+        "random-1@random:seed=1",
+        "random-2@random:seed=2",
+        "streaming",
+        "snapkv",
+        "h2o",
+        "role-prior",
+    ];
+    let ours = ["intent-query", "intent-memory", "intent-memory-paper", "answer-rows"];
+    plain.into_iter().chain(ours).map(str::to_owned).collect()
+}
+
+pub fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
+    let clock = Clock::system();
+    let candidates =
+        options.policies.iter().map(|text| Candidate::parse(text)).collect::<Result<Vec<_>, _>>()?;
+    let modes = options.mode.iter().map(|mode| match mode {
+        ModeOption::Closed => Mode::ClosedLoop,
+        ModeOption::Open => Mode::OpenLoop,
+    });
+    let design = Design { candidates, budgets: options.budgets.clone(), modes: modes.collect() };
+    let path = models::resolve(&options.model, &global.model_dir)?;
+    let checkpoint = Checkpoint::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+    let traces = prepared(options, &checkpoint)?;
+    anyhow::ensure!(!traces.is_empty(), "no session is left to replay: see --split, --limit and --tokens");
+    let file = options.out.with_extension("json");
+    let mut results = resume(&file, info(options, &checkpoint))?;
+    let mut engine = engine(options, &checkpoint)?;
+    let total = traces.len() * design.candidates.len() * design.budgets.len() * design.modes.len();
+    let bar = progress(total as u64);
+    let began = clock.now();
+    for trace in &traces {
+        bar.set_message(trace.id.clone());
+        let done = Done::new(&results.sessions);
+        let new = evaluate(&mut engine, trace, &design, &done, &mut || bar.inc(1))
+            .with_context(|| format!("session {}", trace.id))?;
+        results.sessions.extend(new);
+        write(&file, &results.to_json()?)?;
+    }
+    bar.finish_and_clear();
+    let summary = report::summarise(&results);
+    let text = report::markdown(&summary);
+    write(&options.out.with_extension("md"), &text)?;
+    write(&options.out.with_extension("svg"), &report::svg(&summary))?;
+    line(text);
+    error(format!("{} sessions in {}; {}", traces.len(), time(clock.now().since(began)), file.display()));
+    Ok(())
+}
+
+/// The sessions asked for, in the model's tokens.
+fn prepared(options: &Options, checkpoint: &Checkpoint) -> anyhow::Result<Vec<Prepared>> {
+    let tokenizer = checkpoint.tokenizer()?;
+    let source = checkpoint.chat_template().context("the model has no chat template")?;
+    let template = ChatTemplate::compile(&source)?;
+    let limit = options.tokens.unwrap_or(usize::MAX).min(checkpoint.config().context_length);
+    let schemas = match options.schemas {
+        SchemasOption::All => Schemas::All,
+        SchemasOption::Called => Schemas::Called,
+        SchemasOption::None => Schemas::None,
+    };
+    let wanted = options.split.map(|split| match split {
+        SplitOption::Dev => "dev",
+        SplitOption::Test => "test",
+    });
+    let mut sessions = Vec::new();
+    let mut left_out = 0;
+    for file in &options.traces {
+        for trace in read_traces(file)? {
+            match prepare(&trace, &tokenizer, &template, (limit, schemas)) {
+                Ok(session) if wanted.is_none_or(|wanted| session.split == wanted) => sessions.push(session),
+                Ok(_) => {}
+                Err(_) => left_out += 1,
+            }
+        }
+    }
+    if left_out > 0 {
+        error(format!(
+            "{left_out} sessions have fewer than two answers within {limit} tokens and are left out"
+        ));
+    }
+    sessions.truncate(options.limit);
+    Ok(sessions)
+}
+
+fn engine(options: &Options, checkpoint: &Checkpoint) -> anyhow::Result<Engine> {
+    let model = Model::load(checkpoint)?;
+    let row_type = match options.kv_type {
+        KvType::F32 => RowType::F32,
+        KvType::F16 => RowType::F16,
+        KvType::Bf16 => RowType::Bf16,
+    };
+    let all = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let threads = options.threads.unwrap_or_else(all);
+    let executor = Executor::new(model, ExecutorOptions { slots: options.slots, row_type, threads })?;
+    Ok(Engine::new(executor, 256))
+}
+
+fn info(options: &Options, checkpoint: &Checkpoint) -> RunInfo {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    RunInfo {
+        model: checkpoint.name(),
+        model_digest: checkpoint.digest().to_string(),
+        tokenizer: checkpoint.name(),
+        seed: options.seed,
+        command: std::env::args().collect::<Vec<_>>().join(" "),
+        machine: format!("{cores} cores, {}", hawser_device::cpu::Isa::best().name()),
+        threads: options.threads.map_or(cores, NonZeroUsize::get),
+        started_unix_s: u64::try_from(unix_seconds()).unwrap_or(0),
+    }
+}
+
+/// The results that are there already, if they are of the same model.
+fn resume(file: &Path, run: RunInfo) -> anyhow::Result<RunResult> {
+    if !file.exists() {
+        return Ok(RunResult::new(run, Vec::new()));
+    }
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let results = RunResult::parse(&text).with_context(|| file.display().to_string())?;
+    anyhow::ensure!(
+        results.run.model_digest == run.model_digest,
+        "{} holds results of another model; choose another --out",
+        file.display()
+    );
+    Ok(results)
+}
+
+/// Writes a file so that it is whole at any time.
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    let partial = path.with_extension("partial");
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder)?;
+    }
+    std::fs::write(&partial, text)
+        .and_then(|()| std::fs::rename(&partial, path))
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn progress(total: u64) -> ProgressBar {
+    let template = "{bar:30} {pos}/{len} replays, {eta} left  {msg}";
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(total).with_style(style)
+}

@@ -1,0 +1,218 @@
+//! A whole evaluation: trajectories × policies × budgets, and how it is taken up again.
+
+use std::collections::HashSet;
+
+use hawser_common::retention::{InvalidRetention, Policy, Retention};
+use serde_json::Value;
+use thiserror::Error;
+
+use crate::prepare::Prepared;
+use crate::quality::Quality;
+use crate::replay::{Reference, RequestOutcome, closed_loop, open_loop, reference};
+use crate::report::{BudgetLabel, Mode, PrefixHit, Scores, SessionResult, TurnResult};
+use crate::session::{Engine, SessionError};
+
+/// A policy under a name: `name@policy:option=value:…`, or without the name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    pub name: String,
+    /// Its budget is set by the evaluation.
+    pub retention: Retention,
+}
+
+/// Why a candidate cannot be read.
+#[derive(Debug, Error)]
+pub enum CandidateError {
+    #[error("{found:?} is no policy; use one of {}", Policy::ALL.iter().map(|p| p.name()).collect::<Vec<_>>().join(", "))]
+    Policy { found: String },
+    #[error("{found:?} is no option; write option=value")]
+    Option { found: String },
+    #[error("option {option}: {source}")]
+    Value { option: String, source: serde_json::Error },
+    #[error(transparent)]
+    Retention(#[from] InvalidRetention),
+}
+
+impl Candidate {
+    /// Reads a candidate. Options are those of a session's retention; the trigger is 0 unless it is named.
+    ///
+    /// # Errors
+    /// [`CandidateError`] names what is unknown or out of its bounds.
+    pub fn parse(text: &str) -> Result<Self, CandidateError> {
+        let (name, rest) = text.split_once('@').unwrap_or((text, text));
+        let mut parts = rest.split(':');
+        let found = parts.next().unwrap_or_default();
+        let policy =
+            Policy::parse(found).ok_or_else(|| CandidateError::Policy { found: found.to_owned() })?;
+        let mut retention = Retention { policy, trigger_tokens: 0, ..Retention::default() };
+        for part in parts {
+            let Some((option, value)) = part.split_once('=') else {
+                return Err(CandidateError::Option { found: part.to_owned() });
+            };
+            let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
+            retention = with(&retention, option, value)
+                .map_err(|source| CandidateError::Value { option: option.to_owned(), source })?;
+        }
+        retention.validate()?;
+        Ok(Self { name: name.to_owned(), retention })
+    }
+}
+
+/// One option changed by its name.
+fn with(retention: &Retention, option: &str, value: Value) -> Result<Retention, serde_json::Error> {
+    let mut object = serde_json::to_value(retention)?;
+    object[option] = value;
+    serde_json::from_value(object)
+}
+
+/// What is compared.
+#[derive(Clone, Debug)]
+pub struct Design {
+    pub candidates: Vec<Candidate>,
+    pub budgets: Vec<BudgetLabel>,
+    pub modes: Vec<Mode>,
+}
+
+/// C of a budget: a share is one of what follows the protected prefix, which comes on top.
+#[must_use]
+pub fn budget_tokens(label: &BudgetLabel, trace: &Prepared) -> u32 {
+    let protected = trace.protected as usize;
+    match label {
+        BudgetLabel::Tokens(tokens) => *tokens,
+        BudgetLabel::Share { .. } => {
+            let rest = label.tokens(trace.tokens.len() - protected);
+            u32::try_from(protected + rest).unwrap_or(u32::MAX)
+        }
+    }
+}
+
+/// Names of replays that need not be repeated.
+#[derive(Debug, Default)]
+pub struct Done(HashSet<(String, String, String, Mode)>);
+
+impl Done {
+    #[must_use]
+    pub fn new(results: &[SessionResult]) -> Self {
+        let key = |r: &SessionResult| (r.trace.clone(), r.policy.clone(), r.budget.to_string(), r.mode);
+        Self(results.iter().map(key).collect())
+    }
+
+    fn contains(&self, trace: &str, policy: &str, budget: &BudgetLabel, mode: Mode) -> bool {
+        self.0.contains(&(trace.to_owned(), policy.to_owned(), budget.to_string(), mode))
+    }
+}
+
+/// Replays one trajectory under all candidates and budgets that are not done; `step` is called after each replay.
+///
+/// # Errors
+/// [`SessionError`] where the pool is too small or a step fails.
+pub fn evaluate(
+    engine: &mut Engine,
+    trace: &Prepared,
+    design: &Design,
+    done: &Done,
+    step: &mut dyn FnMut(),
+) -> Result<Vec<SessionResult>, SessionError> {
+    let mut results = Vec::new();
+    let mut expected: Option<Reference> = None;
+    for mode in &design.modes {
+        for budget in &design.budgets {
+            for candidate in &design.candidates {
+                if !done.contains(&trace.id, &candidate.name, budget, *mode) {
+                    let expected = match &expected {
+                        Some(expected) => expected,
+                        None => expected.insert(reference(engine, trace)?),
+                    };
+                    let budget_tokens = budget_tokens(budget, trace);
+                    let retention = Retention { budget_tokens, ..candidate.retention.clone() };
+                    let outcomes = match mode {
+                        Mode::ClosedLoop => closed_loop(engine, trace, &retention, expected)?,
+                        Mode::OpenLoop => open_loop(engine, trace, &retention, expected)?,
+                    };
+                    results.push(result(trace, candidate, budget, *mode, &outcomes));
+                }
+                step();
+            }
+        }
+    }
+    Ok(results)
+}
+
+fn result(
+    trace: &Prepared,
+    candidate: &Candidate,
+    budget: &BudgetLabel,
+    mode: Mode,
+    outcomes: &[RequestOutcome],
+) -> SessionResult {
+    SessionResult {
+        trace: trace.id.clone(),
+        split: trace.split.clone(),
+        policy: candidate.name.clone(),
+        budget: *budget,
+        mode,
+        tokens: trace.tokens.len(),
+        turns: outcomes.iter().map(turn).collect(),
+    }
+}
+
+fn scores(quality: &Quality) -> Scores {
+    Scores {
+        tokens: quality.tokens,
+        kl_sum: quality.kl,
+        top1_agree: quality.agreeing,
+        nll_full_sum: quality.nll_full,
+        nll_pruned_sum: quality.nll_pruned,
+    }
+}
+
+fn turn(outcome: &RequestOutcome) -> TurnResult {
+    let micros = |duration: std::time::Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+    let (live, dead) = (outcome.hit_live as u64, outcome.hit_dead as u64);
+    TurnResult {
+        scored: scores(&outcome.all),
+        argument: scores(&outcome.copied),
+        kv_rows_read: outcome.rows_read as f64,
+        kv_rows_full: outcome.rows_full as f64,
+        scoring_rows: outcome.rows_scored as f64,
+        events: outcome.events,
+        budget_overflow: u32::from(outcome.overflow),
+        revived: 0,
+        refilled: 0,
+        copied: 0,
+        evicted: outcome.evicted as u64,
+        freed: outcome.freed as u64,
+        peak_live: outcome.peak_live as u64,
+        prompt_tokens: outcome.prompt as u64,
+        prefix_hit: PrefixHit { live, dead, miss: outcome.prompt as u64 - live - dead },
+        score_us: micros(outcome.score),
+        prefill_us: micros(outcome.prefill),
+        decode_us: micros(outcome.decode),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hawser_common::retention::Aggregation;
+
+    use super::*;
+
+    #[test]
+    fn candidates_have_names_and_options() {
+        let plain = Candidate::parse("h2o").unwrap();
+        assert_eq!((plain.name.as_str(), plain.retention.policy), ("h2o", Policy::H2o));
+        let named = Candidate::parse("ours@answer-rows:aggregation=max:role_weight=2.5:revive=true").unwrap();
+        assert_eq!(named.name, "ours");
+        assert_eq!(named.retention.aggregation, Aggregation::Max);
+        assert_eq!((named.retention.role_weight, named.retention.revive), (2.5, true));
+        for (text, says) in [
+            ("lru", "\"lru\" is no policy"),
+            ("h2o:revive", "write option=value"),
+            ("h2o:colour=red", "unknown field `colour`"),
+            ("snapkv:pool_positions=4", "pool_positions is 4"),
+        ] {
+            let error = Candidate::parse(text).unwrap_err().to_string();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+}
