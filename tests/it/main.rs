@@ -4,6 +4,8 @@
 mod arrows;
 mod cluster;
 mod faults;
+mod inspect;
 mod process;
 mod processes;
+mod retention;
 mod turns;

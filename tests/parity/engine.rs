@@ -60,6 +60,7 @@ impl Engine {
                 rows: rows.clone(),
                 context: &feed.session.live,
                 logits: feed.logits,
+                positions: &[],
                 observe: None,
             })
             .collect();

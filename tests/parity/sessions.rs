@@ -80,6 +80,9 @@ fn open(engine: &mut Engine, golden: &GoldenSession) -> Result<Session> {
         pool_positions: golden.snap_pool,
         sink_tokens: 0,
         span_cap: false,
+        role_weight: 0.0,
+        user_weight: 0.0,
+        mass_every: 1,
         ..Retention::default()
     };
     Ok(engine.open(retention, golden.protected_prefix))

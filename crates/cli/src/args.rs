@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::{bench, chat, config, demo, eval, generate, pull, router, status, up, worker};
+use crate::commands::{bench, chat, config, demo, eval, generate, inspect, pull, router, status, up, worker};
 
 const EXAMPLES: &str = "\
 First steps:
@@ -12,6 +12,7 @@ First steps:
   hawser up --groups 2       a router and two worker groups on this machine
   hawser chat                talk to it, from another terminal
   hawser status              who owns which session, and what is left
+  hawser inspect SESSION     what became of each of its tokens
   hawser demo                watch an agent session move to another group
 
 The same as separate processes:
@@ -84,6 +85,8 @@ pub enum Command {
     Generate(generate::Options),
     /// Show groups, sessions and what is left of the pools
     Status(status::Options),
+    /// Show which tokens of a session are live, dead, shared and protected, turn by turn
+    Inspect(inspect::Options),
     /// Fetch a model
     Pull(pull::Options),
     /// Measure the engine on this machine

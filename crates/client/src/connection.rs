@@ -108,6 +108,16 @@ impl Client {
         answer.session.ok_or(ClientError::Protocol { what: "a description without a session" })
     }
 
+    /// One session token by token: what became of each one's KV rows. Waits for its running turn.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] with `NotFound` where no group holds it.
+    pub async fn inspect_session(&self, session: &str) -> Result<v1::InspectSessionResponse, ClientError> {
+        let request = v1::InspectSessionRequest { session: session.to_owned() };
+        let mut rpc = self.rpc.clone();
+        call(async move { rpc.inspect_session(bounded(request)).await }).await
+    }
+
     /// Makes `fork` a copy of `session` (empty: the server draws an id).
     ///
     /// # Errors

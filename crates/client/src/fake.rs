@@ -220,6 +220,13 @@ impl Hawser for Fake {
         Err(answered(ErrorCode::NotFound))
     }
 
+    async fn inspect_session(
+        &self,
+        _: Request<v1::InspectSessionRequest>,
+    ) -> Result<Response<v1::InspectSessionResponse>, Status> {
+        Err(answered(ErrorCode::NotFound))
+    }
+
     async fn list_sessions(
         &self,
         _: Request<v1::ListSessionsRequest>,

@@ -4,6 +4,7 @@
 //! group would compute ([`replay`]), compared with the replay that keeps everything, and reported ([`report`]).
 //! Uses the same executor, slot maps and retention code as a worker. Never samples: trajectories are teacher-forced.
 
+pub mod bench;
 pub mod prepare;
 pub mod quality;
 pub mod replay;

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use hawser_common::clock::Clock;
-use hawser_common::retention::Retention;
+use hawser_common::retention::{Policy, Retention};
 use hawser_kv::retention::Marks;
 use hawser_model::executor::LogitRows;
 
@@ -49,7 +49,8 @@ pub type Reference = Vec<Vec<Vec<f32>>>;
 /// # Errors
 /// [`SessionError`] where the pool is too small or a step fails.
 pub fn reference(engine: &mut Engine, trace: &Prepared) -> Result<Reference, SessionError> {
-    let mut session = engine.open(Retention::default(), trace.protected);
+    let full = Retention { policy: Policy::Full, ..Retention::default() };
+    let mut session = engine.open(full, trace.protected);
     let mut all = Vec::with_capacity(trace.requests.len());
     let ran = trace.requests.iter().try_for_each(|request| {
         let mut rows = Vec::with_capacity(request.answer.len());

@@ -12,7 +12,11 @@ use crate::replay::{Reference, RequestOutcome, closed_loop, open_loop, reference
 use crate::report::{BudgetLabel, Mode, PrefixHit, Scores, SessionResult, TurnResult};
 use crate::session::{Engine, SessionError};
 
-/// A policy under a name: `name@policy:option=value:…`, or without the name.
+/// Stands for what is shipped: the default policy with its options.
+const DEFAULT: &str = "default";
+
+/// A policy under a name: `name@policy:option=value:…`, or without the name. A policy is plain, without the weights of
+/// roles that are the default.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
     pub name: String,
@@ -42,9 +46,13 @@ impl Candidate {
         let (name, rest) = text.split_once('@').unwrap_or((text, text));
         let mut parts = rest.split(':');
         let found = parts.next().unwrap_or_default();
-        let policy =
-            Policy::parse(found).ok_or_else(|| CandidateError::Policy { found: found.to_owned() })?;
-        let mut retention = Retention { policy, trigger_tokens: 0, ..Retention::default() };
+        let mut retention = Retention { trigger_tokens: 0, ..Retention::default() };
+        if found != DEFAULT {
+            let unknown = || CandidateError::Policy { found: found.to_owned() };
+            retention.policy = Policy::parse(found).ok_or_else(unknown)?;
+            (retention.role_weight, retention.user_weight) = (0.0, 0.0);
+            retention.mass_every = 1;
+        }
         for part in parts {
             let Some((option, value)) = part.split_once('=') else {
                 return Err(CandidateError::Option { found: part.to_owned() });
@@ -201,13 +209,17 @@ mod tests {
     fn candidates_have_names_and_options() {
         let plain = Candidate::parse("h2o").unwrap();
         assert_eq!((plain.name.as_str(), plain.retention.policy), ("h2o", Policy::H2o));
-        let named = Candidate::parse("ours@answer-rows:aggregation=max:role_weight=2.5:revive=true").unwrap();
+        assert_eq!((plain.retention.role_weight, plain.retention.user_weight), (0.0, 0.0));
+        let shipped = Retention { trigger_tokens: 0, ..Retention::default() };
+        assert_eq!(Candidate::parse("default").unwrap().retention, shipped);
+        let named =
+            Candidate::parse("ours@answer-rows:aggregation=max:role_weight=2.5:bounded=true").unwrap();
         assert_eq!(named.name, "ours");
         assert_eq!(named.retention.aggregation, Aggregation::Max);
-        assert_eq!((named.retention.role_weight, named.retention.revive), (2.5, true));
+        assert_eq!((named.retention.role_weight, named.retention.bounded), (2.5, true));
         for (text, says) in [
             ("lru", "\"lru\" is no policy"),
-            ("h2o:revive", "write option=value"),
+            ("h2o:bounded", "write option=value"),
             ("h2o:colour=red", "unknown field `colour`"),
             ("snapkv:pool_positions=4", "pool_positions is 4"),
         ] {

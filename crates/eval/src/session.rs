@@ -44,7 +44,7 @@ pub struct Session {
     /// π
     pub protected: u32,
     memory: MemoryId,
-    /// The memory is that of a session that never evicts: mass is found by position.
+    /// The memory is another session's.
     borrows_memory: bool,
 }
 
@@ -106,6 +106,7 @@ impl Engine {
             rows: 0..tokens.len(),
             context: session.map.live(),
             logits: LogitRows::All,
+            positions: &[],
             observe: None,
         };
         let batch = Batch { tokens, positions: &positions, slots: &slots, sequences: &[sequence] };
@@ -149,7 +150,8 @@ impl Engine {
                 wanted => wanted,
             };
             let observe = Some(Self::observe(session, start, chunk.len(), span));
-            let sequence = Sequence { rows, context: session.map.live(), logits, observe };
+            let (context, live) = (session.map.live(), session.map.live_positions());
+            let sequence = Sequence { rows, context, positions: live, logits, observe };
             let batch = Batch { tokens: chunk, positions: &positions, slots: &slots, sequences: &[sequence] };
             let logits = self.executor.step(&batch)?;
             session.map.append(&slots);
@@ -173,10 +175,11 @@ impl Engine {
         Observe {
             memory: session.memory,
             span: in_batch(observed.span),
+            hint: false,
             window: in_batch(observed.window),
             restart_window: observed.restart,
             window_rows: if evidence == Evidence::Window { retention.window_rows as usize } else { 0 },
-            mass: evidence == Evidence::Mass,
+            mass: observed.mass.into_iter().map(in_batch).collect(),
         }
     }
 
@@ -233,12 +236,8 @@ impl Engine {
             &scores
         };
         let selection = select(&session.retention, &session.marks, &event, used);
-        let kept = survivors(&session.map, &selection.evicted);
         let freed = session.map.evict(&selection.evicted, &mut self.pool)?;
-        if !session.borrows_memory {
-            self.executor.keep_mass(session.memory, &kept);
-        }
-        session.log.push(len, selection.evicted.clone());
+        session.log.push(len, selection.evicted.clone(), freed);
         Ok(Some(Pruned { event, scores, selection, freed }))
     }
 
@@ -246,9 +245,7 @@ impl Engine {
         let retention = &session.retention;
         let index: HashMap<Position, u32> = session.map.live_positions().iter().copied().zip(0..).collect();
         let evidence = Evidence::of(retention.policy);
-        let by_position = session.borrows_memory && evidence == Evidence::Mass;
-        let place = |position: &Position| if by_position { position.0 } else { index[position] };
-        let candidates: Vec<u32> = event.candidates.iter().map(place).collect();
+        let candidates: Vec<u32> = event.candidates.iter().map(|position| index[position]).collect();
         let request = ScoreRequest {
             memory: session.memory,
             evidence,
@@ -263,17 +260,6 @@ impl Engine {
         };
         self.executor.score(&request).map(|scores| scores.values)
     }
-}
-
-/// Indexes into the live list of what is left after an eviction.
-fn survivors(map: &SlotMap, evicted: &[Position]) -> Vec<u32> {
-    let stays = |position: &Position| evicted.binary_search(position).is_err();
-    map.live_positions()
-        .iter()
-        .zip(0..)
-        .filter(|(position, _)| stays(position))
-        .map(|(_, index)| index)
-        .collect()
 }
 
 fn position(index: usize) -> Position {

@@ -12,7 +12,7 @@ use hawser_common::retention::{Policy, Retention};
 use hawser_common::{Position, SessionId, SessionKey, SlotId, TenantId};
 use hawser_kv::retention::{Event, Marks, Origin, Situation, is_due, local_scores, select};
 use hawser_worker::scheduler::{
-    Keep, Limits, PlanEntry, Scheduler, SequenceId, StepPlan, Submission, Verdict,
+    Keep, Limits, PlanEntry, RowState, Scheduler, SequenceId, StepPlan, Submission, Verdict,
 };
 use proptest::prelude::*;
 
@@ -96,7 +96,8 @@ impl Harness {
         let mut reference = session.map(|session| self.sessions[session].clone()).unwrap_or_default();
         let same = reference.tokens.iter().zip(&prompt).take_while(|(a, b)| a == b).count();
         let held = same.min(prompt.len() - 1);
-        reference.truncate(same);
+        // The last token is run again, whatever became of it.
+        reference.truncate(held);
         let len = u32::try_from(prompt.len()).unwrap();
         let mut marks = Marks::default();
         marks.extend_to(len, Origin::User, 0);
@@ -108,6 +109,7 @@ impl Harness {
             protected: 3.min(len),
             span,
             pins: Vec::new(),
+            hint: Vec::new(),
             releases,
         };
         let id = SequenceId(self.next_id);
@@ -133,11 +135,12 @@ impl Harness {
         self.now = self.now.after(Duration::from_millis(1));
         let plan = self.scheduler.plan(self.now);
         assert!(plan.rows() <= self.limits.step_tokens);
-        let contexts: Vec<Vec<SlotId>> = self.scheduler.contexts(&plan).map(<[SlotId]>::to_vec).collect();
-        for (entry, context) in plan.entries.iter().zip(&contexts) {
+        let contexts: Vec<Vec<SlotId>> =
+            self.scheduler.contexts(&plan).map(|(slots, _)| slots.to_vec()).collect();
+        for (entry, context) in plan.entries.iter().zip(&contexts).filter(|(entry, _)| !entry.hint) {
             self.compute(&plan, entry, context);
         }
-        for entry in &plan.entries {
+        for entry in plan.entries.iter().filter(|entry| !entry.hint) {
             self.finish(entry);
         }
         self.scheduler.audit().unwrap();
@@ -235,6 +238,20 @@ impl Harness {
         }
     }
 
+    /// What is said of a session's rows is what became of them.
+    fn check_inspection(&self, session: usize) {
+        let Some(found) = self.scheduler.inspect(&key(session)) else { return };
+        let reference = &self.sessions[session];
+        assert_eq!(found.tokens, reference.tokens[..found.tokens.len()]);
+        let evicted: Vec<bool> = found.rows.iter().map(|row| *row == RowState::Evicted).collect();
+        let dead: Vec<bool> = reference.live[..found.rows.len()].iter().map(|live| !live).collect();
+        assert_eq!(evicted, dead, "what was evicted is dead, with its row given up or not");
+        let logged = found.prunes.iter().map(|record| record.evicted.len()).sum::<usize>();
+        assert_eq!(logged, dead.iter().filter(|dead| **dead).count());
+        let live = found.rows.iter().filter(|row| matches!(row, RowState::Own | RowState::Shared)).count();
+        assert!(live <= self.scheduler.live(&key(session)));
+    }
+
     fn drain(&mut self) {
         for _ in 0..20_000 {
             if self.running.is_empty() {
@@ -324,6 +341,7 @@ proptest! {
             harness.scheduler.audit().unwrap();
         }
         harness.drain();
+        (0..3).for_each(|session| harness.check_inspection(session));
         (0..3).for_each(|session| { harness.scheduler.close(&key(session)); });
         let left = harness.scheduler.capacity();
         prop_assert_eq!(left.slots_free + left.slots_idle, left.slots_total, "no slot leaked");

@@ -111,7 +111,8 @@ impl Harness {
     }
 
     fn check_and_write(&mut self, plan: &StepPlan) {
-        let contexts: Vec<Vec<SlotId>> = self.scheduler.contexts(plan).map(<[SlotId]>::to_vec).collect();
+        let contexts: Vec<Vec<SlotId>> =
+            self.scheduler.contexts(plan).map(|(slots, _)| slots.to_vec()).collect();
         let mut written: Vec<SlotId> = plan.slots.clone();
         written.sort();
         written.dedup();

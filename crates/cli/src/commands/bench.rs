@@ -1,4 +1,4 @@
-//! `hawser bench engine`: what the engine reaches on this machine, and what the machine allows.
+//! `hawser bench`: what the engine reaches on this machine, and what the machine allows.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -13,6 +13,7 @@ use hawser_model::checkpoint::Checkpoint;
 use hawser_model::layers::Model;
 use serde::Serialize;
 
+use super::bench_retention;
 use crate::args::Global;
 use crate::console::{bold, bytes, count, error, line, time};
 use crate::models;
@@ -41,6 +42,9 @@ enum What {
     /// Prefill, decode and warm turns of a model, beside the machine's limits
     #[command(after_help = EXAMPLES)]
     Engine(EngineOptions),
+    /// One long session under retention policies: time, rows read and slots held
+    #[command(after_help = bench_retention::EXAMPLES)]
+    Retention(bench_retention::Options),
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -88,7 +92,10 @@ struct Document<'a> {
 }
 
 pub fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
-    let What::Engine(options) = &options.what;
+    let options = match &options.what {
+        What::Engine(options) => options,
+        What::Retention(options) => return bench_retention::run(global, options),
+    };
     let path = models::resolve(&options.model, &global.model_dir)?;
     let clock = Clock::system();
     let began = clock.now();

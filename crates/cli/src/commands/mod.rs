@@ -1,11 +1,13 @@
 //! The subcommands: one module each, with its options and what it does.
 
 pub mod bench;
+mod bench_retention;
 pub mod chat;
 pub mod config;
 pub mod demo;
 pub mod eval;
 pub mod generate;
+pub mod inspect;
 pub mod pull;
 pub mod router;
 pub mod serving;
@@ -39,6 +41,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Chat(options) => block_on(chat::run(&global, &options)),
         Command::Generate(options) => block_on(generate::run(&global, &options)),
         Command::Status(options) => block_on(status::run(&global, &options)),
+        Command::Inspect(options) => block_on(inspect::run(&global, &options)),
         Command::Demo(options) => block_on(demo::run(&global, &options)),
         Command::Pull(options) => pull::run(&global, &options),
         Command::Bench(options) => bench::run(&global, &options),

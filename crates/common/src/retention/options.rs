@@ -6,7 +6,8 @@ use thiserror::Error;
 use super::{Aggregation, Policy};
 use crate::{Coded, ErrorCode};
 
-/// What a session keeps when its live history outgrows its budget.
+/// What a session keeps when its live history outgrows its budget. By default there is no budget, and everything is
+/// kept; the rest is what did best in the evaluation (docs/retention.md).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Retention {
@@ -26,13 +27,10 @@ pub struct Retention {
     pub memory_decay: f32,
     /// μ: a score is worth e^-μ of itself for each turn of age.
     pub age_decay: f32,
-    /// Added to the relative score (mean 1) of the agent's own messages.
+    /// Added to the relative score (mean 1) of the agent's own messages, where attention scores.
     pub role_weight: f32,
     /// The same for the user's messages.
     pub user_weight: f32,
-    /// Share of the budget's candidates that the newest ones take before any score counts; 0 means none, but for h2o,
-    /// which gives them half.
-    pub newest_share: f32,
     /// Positions that live and die together, aligned to multiples of their number.
     pub block_tokens: u32,
     /// Keep what scores at least this much relative to the mean, within `threshold_min_tokens` and the budget; 0 is off.
@@ -43,12 +41,12 @@ pub struct Retention {
     pub adaptive_min_tokens: u32,
     /// Prune between the chunks of one long prompt too.
     pub bounded: bool,
-    /// Let evicted positions come back when they score better than kept ones.
-    pub revive: bool,
     /// Of the random policy.
     pub seed: u64,
     /// Rows of the prompt or the answer that score.
     pub window_rows: u32,
+    /// Of the rows whose attention counts for h2o, one in so many: runs of 16 rows, and the end of each prompt.
+    pub mass_every: u32,
     /// Positions over which a window's scores are averaged; odd.
     pub pool_positions: u32,
 }
@@ -56,7 +54,7 @@ pub struct Retention {
 impl Default for Retention {
     fn default() -> Self {
         Self {
-            policy: Policy::Full,
+            policy: Policy::H2o,
             budget_tokens: 0,
             trigger_tokens: 512,
             sink_tokens: 4,
@@ -65,17 +63,16 @@ impl Default for Retention {
             aggregation: Aggregation::Sum,
             memory_decay: 0.5,
             age_decay: 0.0,
-            role_weight: 0.0,
-            user_weight: 0.0,
-            newest_share: 0.0,
+            role_weight: 16.0,
+            user_weight: 8.0,
             block_tokens: 1,
             threshold: 0.0,
             threshold_min_tokens: 0,
             adaptive_min_tokens: 0,
             bounded: false,
-            revive: false,
             seed: 0,
             window_rows: 32,
+            mass_every: 8,
             pool_positions: 5,
         }
     }
@@ -115,13 +112,13 @@ impl Retention {
         };
         let (window, pool, block) = (self.window_rows, self.pool_positions, self.block_tokens);
         whole("window_rows", window, (1..=MAX_WINDOW_ROWS).contains(&window), "1 to 64")?;
+        whole("mass_every", self.mass_every, (1..=64).contains(&self.mass_every), "1 to 64")?;
         whole("pool_positions", pool, pool % 2 == 1 && pool < 64, "an odd number below 64")?;
         whole("block_tokens", block, (1..=1_024).contains(&block), "1 to 1024")?;
         real("memory_decay", self.memory_decay, 100.0, "0 to 100")?;
         real("age_decay", self.age_decay, 100.0, "0 to 100")?;
         real("role_weight", self.role_weight, 1e6, "0 to 1e6")?;
         real("user_weight", self.user_weight, 1e6, "0 to 1e6")?;
-        real("newest_share", self.newest_share, 1.0, "0 to 1")?;
         real("threshold", self.threshold, 1e6, "0 to 1e6")
     }
 }

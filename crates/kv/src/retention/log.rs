@@ -13,6 +13,8 @@ pub struct PruneRecord {
     pub at: u32,
     /// Ascending.
     pub evicted: Vec<Position>,
+    /// Slots that it returned to the pool: fewer where rows were shared, more where the prefix tree let go of others.
+    pub freed: u32,
 }
 
 /// A session's prunes in order.
@@ -33,17 +35,19 @@ impl PruneLog {
         self.records.first().map_or(usize::MAX, |first| first.at as usize)
     }
 
-    /// Writes a prune at length `at` down. One that evicted nothing leaves no trace.
-    pub fn push(&mut self, at: u32, evicted: Vec<Position>) {
+    /// Writes a prune at length `at` down, which freed so many slots. One that evicted nothing leaves no trace.
+    pub fn push(&mut self, at: u32, evicted: Vec<Position>, freed: usize) {
         if evicted.is_empty() {
             return;
         }
+        let freed = u32::try_from(freed).expect("slot ids are 32-bit");
         match self.records.last_mut().filter(|last| last.at == at) {
             Some(last) => {
                 last.evicted.extend(evicted);
                 last.evicted.sort_unstable();
+                last.freed += freed;
             }
-            None => self.records.push(PruneRecord { at, evicted }),
+            None => self.records.push(PruneRecord { at, evicted, freed }),
         }
     }
 
@@ -55,10 +59,11 @@ impl PruneLog {
     }
 
     /// Forgets the positions from `len` on. What later prunes evicted before `len` stays evicted: there is nothing to
-    /// compute it from again.
+    /// compute it from again. Of the slots they freed, no more are counted than that.
     pub fn truncate(&mut self, len: usize) {
         let cut = self.records.partition_point(|record| record.at as usize <= len);
         let late = self.records.split_off(cut);
+        let freed: usize = late.iter().map(|record| record.freed as usize).sum();
         let evicted: Vec<Position> = late
             .into_iter()
             .flat_map(|record| record.evicted)
@@ -66,7 +71,8 @@ impl PruneLog {
             .collect();
         let mut evicted = evicted;
         evicted.sort_unstable();
-        self.push(u32::try_from(len).expect("positions are 32-bit"), evicted);
+        let freed = freed.min(evicted.len());
+        self.push(u32::try_from(len).expect("positions are 32-bit"), evicted, freed);
     }
 
     /// Positions evicted in all.

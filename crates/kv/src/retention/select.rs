@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 use hawser_common::Position;
 use hawser_common::retention::{Policy, Retention};
 
+use super::Evidence;
 use super::candidates::Event;
 use super::marks::{Marks, Origin};
 
@@ -32,8 +33,12 @@ pub fn select(retention: &Retention, marks: &Marks, event: &Event, scores: &[i64
         vec![true; candidates.len()]
     } else if retention.block_tokens > 1 {
         best_blocks(retention.block_tokens, candidates, &scores, keep)
+    } else if retention.policy == Policy::H2o {
+        newest_and_best(candidates, &scores, keep)
     } else {
-        newest_and_best(newest(retention, keep), candidates, &scores, keep)
+        let mut kept = vec![false; candidates.len()];
+        mark_best(&mut kept, candidates, &scores, keep);
+        kept
     }
     .into_iter();
     let mut selection = Selection::default();
@@ -59,7 +64,8 @@ fn weighted(retention: &Retention, marks: &Marks, candidates: &[Position], score
         Origin::User => retention.user_weight,
         Origin::System | Origin::Tool | Origin::Template => 0.0,
     };
-    if retention.policy != Policy::RolePrior && retention.role_weight.max(retention.user_weight) > 0.0 {
+    let weighs = Evidence::of(retention.policy) != Evidence::Local;
+    if weighs && retention.role_weight.max(retention.user_weight) > 0.0 {
         let mean = scores.iter().map(|&score| score as f64).sum::<f64>() / scores.len().max(1) as f64;
         for (score, position) in scores.iter_mut().zip(candidates) {
             let prior = mean.max(1.0) * f64::from(weight(marks.at(position.0).0));
@@ -92,17 +98,9 @@ fn mark_best(kept: &mut [bool], candidates: &[Position], scores: &[i64], count: 
     order[..count].iter().for_each(|&index| kept[index] = true);
 }
 
-/// How many of the newest candidates stay whatever they score.
-fn newest(retention: &Retention, keep: usize) -> usize {
-    let share = f64::from(retention.newest_share);
-    match retention.policy {
-        Policy::H2o if share == 0.0 => keep / 2,
-        _ => (keep as f64 * share) as usize,
-    }
-}
-
-/// The newest, then the rest by score.
-fn newest_and_best(newest: usize, candidates: &[Position], scores: &[i64], keep: usize) -> Vec<bool> {
+/// H2O: the newest half, then the rest by score.
+fn newest_and_best(candidates: &[Position], scores: &[i64], keep: usize) -> Vec<bool> {
+    let newest = keep / 2;
     let mut kept = vec![false; candidates.len()];
     kept[candidates.len() - newest..].fill(true);
     mark_best(&mut kept, candidates, scores, keep - newest);

@@ -19,7 +19,15 @@ fn marks(len: u32) -> Marks {
 }
 
 fn retention(policy: Policy) -> Retention {
-    Retention { policy, budget_tokens: 40, trigger_tokens: 0, span_cap: false, ..Retention::default() }
+    Retention {
+        policy,
+        budget_tokens: 40,
+        trigger_tokens: 0,
+        span_cap: false,
+        role_weight: 0.0,
+        user_weight: 0.0,
+        ..Retention::default()
+    }
 }
 
 fn situation<'a>(retention: &'a Retention, live: &'a [Position], marks: &'a Marks) -> Situation<'a> {
@@ -121,8 +129,8 @@ fn the_budget_shrinks_with_the_pool() {
 #[test]
 fn a_log_cut_short_keeps_what_cannot_come_back() {
     let mut log = PruneLog::default();
-    log.push(50, positions(10..20));
-    log.push(80, positions(30..60));
+    log.push(50, positions(10..20), 7);
+    log.push(80, positions(30..60), 30);
     assert_eq!(log.exact(), 50);
     assert_eq!(log.next_from(50).unwrap().at, 50);
     assert_eq!(log.next_from(51).unwrap().at, 80);
@@ -130,9 +138,9 @@ fn a_log_cut_short_keeps_what_cannot_come_back() {
     assert_eq!(log.records().len(), 1);
     let record = &log.records()[0];
     assert_eq!(
-        (record.at, record.evicted.len()),
-        (40, 20),
-        "ten of the first prune, ten of the second below 40"
+        (record.at, record.evicted.len(), record.freed),
+        (40, 20, 20),
+        "ten of the first prune, ten of the second below 40, and no more slots than positions"
     );
     log.truncate(5);
     assert_eq!(log.records().len(), 0);

@@ -49,11 +49,7 @@ impl RopeConfig {
     /// Radians per position of each of the `head_dim / 2` pairs.
     #[must_use]
     pub fn frequencies(&self, head_dim: usize) -> Vec<f64> {
-        // Rounded where the reference implementation rounds: at large positions a last bit shows in the logits.
-        let base = |pair: usize| {
-            let period = self.theta.powf((2 * pair) as f64 / head_dim as f64) as f32;
-            f64::from(1.0 / period)
-        };
+        let base = |pair: usize| self.theta.powf(-((2 * pair) as f64) / head_dim as f64);
         let ramp = self.scaling.ramp(self.theta, head_dim);
         (0..head_dim / 2).map(|pair| self.scaling.stretch(base(pair), pair, ramp)).collect()
     }

@@ -27,6 +27,8 @@ pub struct Sequence<'a> {
     pub rows: Range<usize>,
     /// Live slots of the positions before the first row, in position order.
     pub context: &'a [SlotId],
+    /// Their positions, where attention mass is observed; else it may be empty.
+    pub positions: &'a [Position],
     /// For which of the rows logits are wanted.
     pub logits: LogitRows,
     /// What is remembered of the rows' queries, for retention.

@@ -8,6 +8,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use hawser_common::Position;
+
 /// One session's or request's memory, unique within an executor's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MemoryId(pub u64);
@@ -16,16 +18,18 @@ pub struct MemoryId(pub u64);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observe {
     pub memory: MemoryId,
-    /// Rows of the query span: averaged.
+    /// Rows of the query span, or of what the client says of its intent: averaged.
     pub span: Range<usize>,
+    /// The rows are a hint: text that the session never holds, averaged apart and added to the memory.
+    pub hint: bool,
     /// Rows kept as they are.
     pub window: Range<usize>,
     /// Forget the window's rows before these.
     pub restart_window: bool,
     /// Rows that a window holds; the oldest makes room.
     pub window_rows: usize,
-    /// Gather attention mass.
-    pub mass: bool,
+    /// Rows whose attention is added to the mass of what they see: runs, ascending.
+    pub mass: Vec<Range<usize>>,
 }
 
 /// How the memory goes on from turn to turn. `unit` is the norm along D, per layer and head.
@@ -39,6 +43,20 @@ pub enum Recursion {
     Paper { decay: f32 },
 }
 
+/// What a request may change and take back. Cheap to copy: what is large is copied when it is first written after.
+#[derive(Clone, Debug, Default)]
+struct State {
+    /// M.
+    memory: Option<Arc<[f32]>>,
+    /// Rows `[R][L][Hq][D]`, a ring.
+    window: Arc<Vec<f32>>,
+    /// Rows in the window, and where the next one goes.
+    held: usize,
+    next: usize,
+    /// Attention that each position has received; a dead one keeps what it had.
+    mass: Arc<Vec<f32>>,
+}
+
 /// Vectors of `[L][Hq][D]` and what is derived from them.
 #[derive(Clone, Debug)]
 pub struct QueryMemory {
@@ -46,80 +64,67 @@ pub struct QueryMemory {
     /// Hq · D.
     width: usize,
     head_dim: usize,
-    /// Sum of the span's rows so far.
-    sum: Vec<f32>,
-    rows: u32,
-    memory: Option<Arc<[f32]>>,
-    /// The memory before the running request.
-    before: Option<Arc<[f32]>>,
-    /// Rows `[R][L][Hq][D]`, a ring.
-    window: Vec<f32>,
-    /// Rows in the window, and where the next one goes.
-    held: usize,
-    next: usize,
+    span: Mean,
+    hint: Mean,
+    /// Rows that the window holds at most.
     capacity: usize,
-    /// Per live key, in order.
-    pub(super) mass: Vec<f32>,
+    state: State,
+    /// As it was before the running request.
+    before: State,
 }
 
 impl QueryMemory {
     pub(super) fn new(layers: usize, heads: usize, head_dim: usize) -> Self {
         let width = heads * head_dim;
-        Self {
-            layers,
-            width,
-            head_dim,
-            sum: vec![0.0; layers * width],
-            rows: 0,
-            memory: None,
-            before: None,
-            window: Vec::new(),
-            held: 0,
-            next: 0,
-            capacity: 0,
-            mass: Vec::new(),
-        }
+        let mean = Mean::new(layers * width);
+        let (state, before) = (State::default(), State::default());
+        Self { layers, width, head_dim, span: mean.clone(), hint: mean, capacity: 0, state, before }
     }
 
     /// Begins a request, or begins it again: nothing of it is remembered yet.
     pub(super) fn begin(&mut self) {
-        self.sum.fill(0.0);
-        self.rows = 0;
-        self.before = self.memory.clone();
+        self.forget_request();
+        self.before = self.state.clone();
     }
 
     /// Takes the running request back.
     pub(super) fn take_back(&mut self) {
-        self.sum.fill(0.0);
-        self.rows = 0;
-        self.memory = self.before.clone();
+        self.forget_request();
+        self.state = self.before.clone();
+    }
+
+    fn forget_request(&mut self) {
+        self.span.clear();
+        self.hint.clear();
     }
 
     /// Makes room for a step's rows, before its first layer.
     pub(super) fn open(&mut self, observe: &Observe) {
-        self.rows += u32::try_from(observe.span.len()).expect("a step has fewer than 2^32 rows");
-        if observe.restart_window || self.capacity != observe.window_rows {
+        let mean = if observe.hint { &mut self.hint } else { &mut self.span };
+        mean.rows += u32::try_from(observe.span.len()).expect("a step has fewer than 2^32 rows");
+        if !observe.hint && (observe.restart_window || self.capacity != observe.window_rows) {
             self.capacity = observe.window_rows;
-            self.window.clear();
-            self.window.resize(self.capacity * self.layers * self.width, 0.0);
-            (self.held, self.next) = (0, 0);
+            self.state.window = Arc::new(vec![0.0; self.capacity * self.layers * self.width]);
+            (self.state.held, self.state.next) = (0, 0);
         }
     }
 
     /// Takes one layer's query rows `[rows][Hq][D]`.
     pub(super) fn record(&mut self, observe: &Observe, layer: usize, query: &[f32]) {
         let width = self.width;
-        let sum = &mut self.sum[layer * width..][..width];
+        let mean = if observe.hint { &mut self.hint } else { &mut self.span };
+        let sum = &mut mean.sum[layer * width..][..width];
         for row in observe.span.clone() {
             let row = &query[row * width..][..width];
             sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
         }
-        if self.capacity == 0 {
+        if self.capacity == 0 || observe.window.is_empty() {
             return;
         }
+        let window = Arc::make_mut(&mut self.state.window);
         for (i, row) in observe.window.clone().enumerate() {
-            let at = (((self.next + i) % self.capacity) * self.layers + layer) * width;
-            self.window[at..at + width].copy_from_slice(&query[row * width..][..width]);
+            let at = (((self.state.next + i) % self.capacity) * self.layers + layer) * width;
+            window[at..at + width].copy_from_slice(&query[row * width..][..width]);
         }
     }
 
@@ -127,26 +132,41 @@ impl QueryMemory {
     pub(super) fn close(&mut self, observe: &Observe) {
         if self.capacity > 0 {
             let added = observe.window.len();
-            self.next = (self.next + added) % self.capacity;
-            self.held = (self.held + added).min(self.capacity);
+            self.state.next = (self.state.next + added) % self.capacity;
+            self.state.held = (self.state.held + added).min(self.capacity);
         }
+    }
+
+    /// Adds attention to the mass of positions.
+    pub(super) fn add_mass(&mut self, positions: impl Iterator<Item = Position>, sums: &[f32]) {
+        let mass = Arc::make_mut(&mut self.state.mass);
+        for (position, sum) in positions.zip(sums) {
+            if mass.len() <= position.index() {
+                mass.resize(position.index() + 1, 0.0);
+            }
+            mass[position.index()] += sum;
+        }
+    }
+
+    /// Attention that a position has received so far.
+    pub(super) fn mass(&self, position: Position) -> f32 {
+        self.state.mass.get(position.index()).copied().unwrap_or(0.0)
+    }
+
+    pub(super) fn has_mass(&self) -> bool {
+        !self.state.mass.is_empty()
     }
 
     /// Ends the request's span: its mean becomes part of the memory. Without a row the memory stays as it is.
     pub(super) fn remember(&mut self, recursion: Recursion) {
-        let Some(mut next) = self.with_span(recursion) else { return };
-        self.rows = 0;
-        self.sum.fill(0.0);
-        self.memory = Some(std::mem::take(&mut next).into());
+        let Some(next) = self.with_span(recursion) else { return };
+        self.forget_request();
+        self.state.memory = Some(next.into());
     }
 
     /// The memory as it would be if the span ended here; `None` without rows.
     pub(super) fn with_span(&self, recursion: Recursion) -> Option<Vec<f32>> {
-        if self.rows == 0 {
-            return None;
-        }
-        let mut next = self.sum.clone();
-        next.iter_mut().for_each(|x| *x /= self.rows as f32);
+        let mut next = self.span.mean()?;
         let (decay, normalises) = match recursion {
             Recursion::Query => (None, false),
             Recursion::Unit { decay } => (Some(decay), true),
@@ -155,47 +175,68 @@ impl QueryMemory {
         if normalises {
             next.chunks_exact_mut(self.head_dim).for_each(unit);
         }
-        if let (Some(decay), Some(memory)) = (decay, &self.memory) {
+        if let (Some(decay), Some(memory)) = (decay, &self.state.memory) {
             let left = (-decay).exp();
             next.iter_mut().zip(memory.iter()).for_each(|(x, m)| *x += left * m);
         }
         next.chunks_exact_mut(self.head_dim).for_each(unit);
+        if let Some(mut hint) = self.hint.mean() {
+            // What is meant counts as much as all that was asked.
+            hint.chunks_exact_mut(self.head_dim).for_each(unit);
+            next.iter_mut().zip(&hint).for_each(|(x, h)| *x += h);
+            next.chunks_exact_mut(self.head_dim).for_each(unit);
+        }
         Some(next)
     }
 
     /// M, `[L][Hq][D]`; `None` before the first request has ended.
     #[must_use]
     pub fn memory(&self) -> Option<&[f32]> {
-        self.memory.as_deref()
+        self.state.memory.as_deref()
     }
 
     /// Rows of the window.
     #[must_use]
     pub fn held(&self) -> usize {
-        self.held
+        self.state.held
     }
 
     /// The window, oldest row first, as `[L][R][Hq][D]`.
     pub(super) fn window(&self) -> Vec<f32> {
-        let (held, width) = (self.held, self.width);
+        let (held, width) = (self.state.held, self.width);
         let mut out = vec![0.0; self.layers * held * width];
         for age in 0..held {
-            let row = (self.next + self.capacity - held + age) % self.capacity;
+            let row = (self.state.next + self.capacity - held + age) % self.capacity;
             for layer in 0..self.layers {
                 let from = (row * self.layers + layer) * width;
                 let to = (layer * held + age) * width;
-                out[to..to + width].copy_from_slice(&self.window[from..from + width]);
+                out[to..to + width].copy_from_slice(&self.state.window[from..from + width]);
             }
         }
         out
     }
+}
 
-    /// Keeps the mass of these live keys only, by index, ascending.
-    pub(super) fn keep_mass(&mut self, kept: &[u32]) {
-        if !self.mass.is_empty() {
-            self.mass =
-                kept.iter().map(|&index| self.mass.get(index as usize).copied().unwrap_or(0.0)).collect();
-        }
+/// A sum of rows and their number.
+#[derive(Clone, Debug)]
+struct Mean {
+    sum: Vec<f32>,
+    rows: u32,
+}
+
+impl Mean {
+    fn new(len: usize) -> Self {
+        Self { sum: vec![0.0; len], rows: 0 }
+    }
+
+    fn clear(&mut self) {
+        self.sum.fill(0.0);
+        self.rows = 0;
+    }
+
+    /// `None` without rows.
+    fn mean(&self) -> Option<Vec<f32>> {
+        (self.rows > 0).then(|| self.sum.iter().map(|x| x / self.rows as f32).collect())
     }
 }
 
@@ -212,7 +253,15 @@ mod tests {
     use super::*;
 
     fn observe(span: Range<usize>, window: Range<usize>) -> Observe {
-        Observe { memory: MemoryId(0), span, window, restart_window: false, window_rows: 2, mass: false }
+        Observe {
+            memory: MemoryId(0),
+            span,
+            hint: false,
+            window,
+            restart_window: false,
+            window_rows: 2,
+            mass: Vec::new(),
+        }
     }
 
     fn step(memory: &mut QueryMemory, observe: &Observe, query: &[f32]) {
@@ -244,6 +293,15 @@ mod tests {
         assert_eq!(memory.memory(), Some(&[0.6, 0.8][..]));
         memory.remember(Recursion::Query);
         assert_eq!(memory.memory(), Some(&[0.6, 0.8][..]), "no row, no change");
+        step(&mut memory, &observe(0..1, 0..0), &[3.0, 0.0]);
+        step(&mut memory, &Observe { hint: true, ..observe(0..1, 0..0) }, &[0.0, 7.0]);
+        memory.remember(Recursion::Query);
+        let half = 0.5f32.sqrt();
+        let hinted = memory.memory().unwrap();
+        assert!(
+            hinted.iter().all(|x| (x - half).abs() < 1e-6),
+            "the hint counts as much as the span: {hinted:?}"
+        );
     }
 
     #[test]
@@ -256,5 +314,11 @@ mod tests {
         let restart = Observe { restart_window: true, ..observe(0..0, 0..1) };
         step(&mut memory, &restart, &[4.0]);
         assert_eq!((memory.window(), memory.held()), (vec![4.0], 1));
+        memory.begin();
+        step(&mut memory, &observe(0..0, 0..1), &[5.0]);
+        memory.add_mass([1, 3].map(Position).into_iter(), &[0.5, 2.0]);
+        assert_eq!((memory.window(), memory.mass(Position(3))), (vec![4.0, 5.0], 2.0));
+        memory.take_back();
+        assert_eq!((memory.window(), memory.held(), memory.has_mass()), (vec![4.0], 1, false));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use hawser_common::SlotId;
+use hawser_common::{Position, SlotId};
 use hawser_device::cpu::Isa;
 use hawser_device::kv::KvRows;
 use hawser_device::score::{MassCall, ScoreScratch, mass};
@@ -17,15 +17,20 @@ use crate::layers::Observer;
 /// One sequence that is observed.
 struct Entry<'a> {
     observe: &'a Observe,
-    memory: QueryMemory,
+    /// Which of the memories.
+    memory: usize,
     rows: std::ops::Range<usize>,
-    context: &'a [SlotId],
-    own: &'a [SlotId],
+    /// What its last row sees, for the runs whose attention counts; else empty.
+    seen: Vec<SlotId>,
+    /// The positions of that, and the attention they receive in this step.
+    positions: Vec<Position>,
+    sums: Vec<f32>,
 }
 
 /// The memories of one step, taken out of the executor while it runs.
 pub(super) struct Recorder<'a> {
     entries: Vec<Entry<'a>>,
+    memories: Vec<(MemoryId, QueryMemory)>,
     heads: usize,
     width: usize,
     scratch: &'a mut ScoreScratch,
@@ -38,37 +43,51 @@ impl<'a> Recorder<'a> {
         memories: &mut HashMap<MemoryId, QueryMemory>,
         scratch: &'a mut ScoreScratch,
     ) -> Self {
-        let observed = batch.sequences.iter().filter_map(|s| s.observe.as_ref().map(|observe| (s, observe)));
-        let entries = observed.map(|(sequence, observe)| {
-            let new = || QueryMemory::new(config.layers, config.heads, config.head_dim);
-            let mut memory = memories.remove(&observe.memory).unwrap_or_else(new);
-            memory.open(observe);
-            if observe.mass {
-                memory.mass.resize(sequence.context.len() + sequence.rows.len(), 0.0);
-            }
-            let own = &batch.slots[sequence.rows.clone()];
-            Entry { observe, memory, rows: sequence.rows.clone(), context: sequence.context, own }
-        });
-        Self { entries: entries.collect(), heads: config.heads, width: config.query_width(), scratch }
+        let mut taken: Vec<(MemoryId, QueryMemory)> = Vec::new();
+        let mut entries = Vec::new();
+        for sequence in batch.sequences {
+            let Some(observe) = &sequence.observe else { continue };
+            let place = taken.iter().position(|(id, _)| *id == observe.memory);
+            let index = place.unwrap_or_else(|| {
+                let new = || QueryMemory::new(config.layers, config.heads, config.head_dim);
+                taken.push((observe.memory, memories.remove(&observe.memory).unwrap_or_else(new)));
+                taken.len() - 1
+            });
+            taken[index].1.open(observe);
+            let rows = sequence.rows.clone();
+            let (seen, positions) = if observe.mass.is_empty() {
+                (Vec::new(), Vec::new())
+            } else {
+                let own = &batch.positions[rows.clone()];
+                ([sequence.context, &batch.slots[rows.clone()]].concat(), [sequence.positions, own].concat())
+            };
+            let sums = vec![0.0; seen.len()];
+            entries.push(Entry { observe, memory: index, rows, seen, positions, sums });
+        }
+        Self { entries, memories: taken, heads: config.heads, width: config.query_width(), scratch }
     }
 
-    pub(super) fn close(self, memories: &mut HashMap<MemoryId, QueryMemory>) {
-        for mut entry in self.entries {
-            entry.memory.close(entry.observe);
-            memories.insert(entry.observe.memory, entry.memory);
+    pub(super) fn close(mut self, memories: &mut HashMap<MemoryId, QueryMemory>) {
+        for entry in &self.entries {
+            let memory = &mut self.memories[entry.memory].1;
+            memory.close(entry.observe);
+            memory.add_mass(entry.positions.iter().copied(), &entry.sums);
         }
+        memories.extend(self.memories);
     }
 }
 
 impl Observer for Recorder<'_> {
     fn queries(&mut self, layer: usize, query: &[f32], kv: &KvRows, threads: &Threads) {
         for entry in &mut self.entries {
-            entry.memory.record(entry.observe, layer, query);
-            if entry.observe.mass {
-                let q = &query[entry.rows.start * self.width..entry.rows.end * self.width];
-                let (context, own, heads) = (entry.context, entry.own, self.heads);
+            self.memories[entry.memory].1.record(entry.observe, layer, query);
+            let before = entry.seen.len().saturating_sub(entry.rows.len());
+            for run in &entry.observe.mass {
+                let from = before + run.start - entry.rows.start;
+                let (context, own) = entry.seen[..from + run.len()].split_at(from);
+                let (q, heads) = (&query[run.start * self.width..run.end * self.width], self.heads);
                 let call = MassCall { kv, layer, context, own, q, heads, isa: Isa::best() };
-                mass(threads, &call, &mut entry.memory.mass, self.scratch);
+                mass(threads, &call, &mut entry.sums[..from + run.len()], self.scratch);
             }
         }
     }
@@ -93,13 +112,6 @@ impl Executor {
     pub fn take_back_memory(&mut self, id: MemoryId) {
         if let Some(memory) = self.memories.get_mut(&id) {
             memory.take_back();
-        }
-    }
-
-    /// Follows a change of the live list: these keys of it are left, by index.
-    pub fn keep_mass(&mut self, id: MemoryId, kept: &[u32]) {
-        if let Some(memory) = self.memories.get_mut(&id) {
-            memory.keep_mass(kept);
         }
     }
 

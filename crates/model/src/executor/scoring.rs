@@ -107,16 +107,16 @@ impl Executor {
 
 /// Mass is a sum over layers and heads already: one integer each.
 fn mass_scores(memory: &QueryMemory, request: &ScoreRequest<'_>) -> Option<Scores> {
-    if memory.mass.is_empty() {
+    if !memory.has_mass() {
         return None;
     }
     let mut non_finite = 0;
-    let value = |&index: &u32| {
-        let mass = memory.mass.get(index as usize).copied().unwrap_or(0.0);
+    let value = |&position: &Position| {
+        let mass = memory.mass(position);
         non_finite += u64::from(!mass.is_finite());
         // Rows seldom give a key more than a few thousand in all: the rest of the 63 bits is room.
         if mass.is_finite() { (f64::from(mass) * ONE as f64 / 1024.0) as i64 } else { 0 }
     };
-    let values = request.candidates.iter().map(value).collect();
+    let values = request.positions.iter().map(value).collect();
     Some(Scores { values, non_finite })
 }

@@ -16,8 +16,10 @@ pub struct Outline {
     pub tokens: Vec<u32>,
     /// Per message from `first` on, the tokens up to its end; ascending. What follows the last is the generation prompt.
     pub ends: Vec<usize>,
-    /// The first message whose end is known.
+    /// The first message whose end is looked for.
     pub first: usize,
+    /// The end of the very first message, where that is not among them.
+    pub front: usize,
 }
 
 impl ChatTemplate {
@@ -38,9 +40,10 @@ impl ChatTemplate {
         let flat = spelled(tokenizer, whole.pieces());
         let count = request.messages.len();
         let first = first.max(count.saturating_sub(MOST_CUTS)).min(count);
-        let mut ends = Vec::with_capacity(count - first);
+        let mut ends = Vec::with_capacity(count - first + 1);
         let mut last = 0;
-        for end in first + 1..=count {
+        let front = (first > 0).then_some(1);
+        for end in front.into_iter().chain(first + 1..=count) {
             let front = RenderRequest {
                 messages: &request.messages[..end],
                 add_generation_prompt: false,
@@ -54,7 +57,9 @@ impl ChatTemplate {
                 ends.push(None);
             }
         }
-        Ok(Outline { ends: in_tokens(tokenizer, &tokens, &ends, flat.len()), tokens, first })
+        let mut ends = in_tokens(tokenizer, &tokens, &ends, flat.len());
+        let front = if front.is_some() { ends.remove(0) } else { 0 };
+        Ok(Outline { ends, tokens, first, front })
     }
 }
 
@@ -137,17 +142,19 @@ mod tests {
     #[test]
     fn every_message_ends_where_the_next_begins() {
         let (outline, texts) = outline(CHAT, 0);
+        // Decoding shows no special tokens but those that a user spelled.
         let expected = [
-            "<|s|>system\nbe brief<|end|>\n",
-            "<|s|>user\nhello <|end|> hello<|end|>\n",
-            "<|s|>assistant\nabc<|end|>\n",
-            "<|s|>tool\n<|end|>\n",
-            "<|s|>assistant\n",
+            "system\nbe brief\n",
+            "user\nhello <|end|> hello\n",
+            "assistant\nabc\n",
+            "tool\n\n",
+            "assistant\n",
         ];
         assert_eq!(texts, expected);
         assert_eq!(outline.first, 0);
         let (later, _) = self::outline(CHAT, 2);
         assert_eq!((later.first, &later.ends[..]), (2, &outline.ends[2..]));
+        assert_eq!(later.front, outline.ends[0], "a system message is found in any conversation");
     }
 
     #[test]
@@ -158,6 +165,6 @@ mod tests {
         let (outline, texts) = outline(&picky, 0);
         assert_eq!(outline.ends[1], outline.ends[2]);
         assert_eq!(texts[2], "");
-        assert_eq!(texts[3], "<|s|>tool\n<|end|>\n");
+        assert_eq!(texts[3], "tool\n\n");
     }
 }

@@ -31,15 +31,14 @@ pub fn retention(wire: &v1::Retention) -> Result<Choice, InvalidRequest> {
         age_decay: wire.age_decay,
         role_weight: wire.role_weight,
         user_weight: wire.user_weight,
-        newest_share: wire.newest_share,
         block_tokens: wire.block_tokens,
         threshold: wire.threshold,
         threshold_min_tokens: wire.threshold_min_tokens,
         adaptive_min_tokens: wire.adaptive_min_tokens,
         bounded: wire.bounded,
-        revive: wire.revive,
         seed: wire.seed,
         window_rows: wire.window_rows,
+        mass_every: wire.mass_every,
         pool_positions: wire.pool_positions,
     };
     choice.over(&Retention::default()).validate()?;
@@ -108,15 +107,14 @@ impl From<&Retention> for v1::Retention {
             age_decay: Some(retention.age_decay),
             role_weight: Some(retention.role_weight),
             user_weight: Some(retention.user_weight),
-            newest_share: Some(retention.newest_share),
             block_tokens: Some(retention.block_tokens),
             threshold: Some(retention.threshold),
             threshold_min_tokens: Some(retention.threshold_min_tokens),
             adaptive_min_tokens: Some(retention.adaptive_min_tokens),
             bounded: Some(retention.bounded),
-            revive: Some(retention.revive),
             seed: Some(retention.seed),
             window_rows: Some(retention.window_rows),
+            mass_every: Some(retention.mass_every),
             pool_positions: Some(retention.pool_positions),
         }
     }

@@ -106,6 +106,13 @@ impl Hawser for HawserService {
         answer(self.describe(request).await)
     }
 
+    async fn inspect_session(
+        &self,
+        request: Request<v1::InspectSessionRequest>,
+    ) -> Result<Response<v1::InspectSessionResponse>, Status> {
+        answer(self.inspect(request).await)
+    }
+
     async fn list_sessions(
         &self,
         request: Request<v1::ListSessionsRequest>,

@@ -1,4 +1,4 @@
-//! Sessions: open, fork, close, describe, list.
+//! Sessions: open, fork, close, describe, inspect, list.
 
 use futures_util::{StreamExt as _, stream};
 use hawser_common::SessionKey;
@@ -116,6 +116,25 @@ impl HawserService {
             async move {
                 let described = self.client(&target)?.describe_session(self.wire(message, deadline)).await;
                 described.map(Response::into_inner).map_err(|status| fault(&status))
+            }
+        };
+        Ok(self.placer.place(&to_owner(session, Replay::Safe, deadline), ask).await?.0)
+    }
+
+    pub(super) async fn inspect(
+        &self,
+        request: Request<v1::InspectSessionRequest>,
+    ) -> Result<v1::InspectSessionResponse, RouteError> {
+        let deadline = self.call_deadline(&request);
+        let request = request.into_inner();
+        let session = Self::key(convert::session_id(&request.session)?);
+        let _permit = self.admission.enter()?;
+        let ask = |target: Target| {
+            let request = Some(request.clone());
+            let message = v1::WorkerInspectSessionRequest { route: route(&target), request };
+            async move {
+                let inspected = self.client(&target)?.inspect_session(self.wire(message, deadline)).await;
+                inspected.map(Response::into_inner).map_err(|status| fault(&status))
             }
         };
         Ok(self.placer.place(&to_owner(session, Replay::Safe, deadline), ask).await?.0)

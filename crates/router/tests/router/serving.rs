@@ -42,7 +42,7 @@ async fn refusals_say_what_to_do() {
 }
 
 #[tokio::test]
-async fn sessions_are_opened_forked_described_listed_and_closed() {
+async fn sessions_are_opened_forked_described_inspected_listed_and_closed() {
     let cluster = Cluster::start(3, options()).await;
     let mut client = cluster.client.clone();
     let opened = client.open_session(v1::OpenSessionRequest::default()).await.unwrap().into_inner();
@@ -58,6 +58,9 @@ async fn sessions_are_opened_forked_described_listed_and_closed() {
     let asked = v1::DescribeSessionRequest { session: "twin".into() };
     let described = client.describe_session(asked).await.unwrap().into_inner().session.unwrap();
     assert_eq!(described.group, session.group);
+    let asked = v1::InspectSessionRequest { session: "twin".into() };
+    let inspected = client.inspect_session(asked).await.unwrap().into_inner().session.unwrap();
+    assert_eq!((inspected.id.as_str(), &inspected.group), ("twin", &session.group));
     for s in 0..10 {
         cluster.turn(&format!("t{s}")).await.unwrap();
     }
@@ -78,6 +81,8 @@ async fn sessions_nobody_knows() {
     let session = || "never".to_owned();
     let described = client.describe_session(v1::DescribeSessionRequest { session: session() }).await;
     assert_eq!(fault(&described.unwrap_err()).code, ErrorCode::NotFound);
+    let inspected = client.inspect_session(v1::InspectSessionRequest { session: session() }).await;
+    assert_eq!(fault(&inspected.unwrap_err()).code, ErrorCode::NotFound);
     let fork = v1::ForkSessionRequest { session: session(), fork: String::new() };
     assert_eq!(fault(&client.fork_session(fork).await.unwrap_err()).code, ErrorCode::NotFound);
     let closed = client.close_session(v1::CloseSessionRequest { session: session() }).await.unwrap();

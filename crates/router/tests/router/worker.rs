@@ -275,6 +275,15 @@ impl Worker for FakeWorker {
         Ok(Response::new(v1::DescribeSessionResponse { session: Some(self.info(&session)) }))
     }
 
+    async fn inspect_session(
+        &self,
+        request: Request<v1::WorkerInspectSessionRequest>,
+    ) -> Result<Response<v1::InspectSessionResponse>, Status> {
+        let session = request.into_inner().request.unwrap().session;
+        let session = Some(self.info(&session));
+        Ok(Response::new(v1::InspectSessionResponse { session, ..Default::default() }))
+    }
+
     async fn list_sessions(
         &self,
         _request: Request<v1::WorkerListSessionsRequest>,

@@ -6,7 +6,7 @@ use hawser_common::SessionKey;
 use hawser_common::group::Capacity;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::scheduler::{Limits, Submission};
+use crate::scheduler::{Inspection, Limits, Submission};
 use crate::turn::{Generation, TurnError, TurnEvent};
 
 /// Bounds of a driver.
@@ -51,6 +51,11 @@ pub enum Command {
     Live {
         keys: Vec<SessionKey>,
         done: oneshot::Sender<Vec<usize>>,
+    },
+    /// Answers with what became of the session's rows; `None` where it has none.
+    Inspect {
+        key: SessionKey,
+        done: oneshot::Sender<Option<Inspection>>,
     },
 }
 
@@ -115,6 +120,16 @@ impl DriverHandle {
     pub async fn live(&self, keys: Vec<SessionKey>) -> Result<Vec<usize>, TurnError> {
         let (done, answer) = oneshot::channel();
         self.send(Command::Live { keys, done })?;
+        answer.await.map_err(|_| TurnError::DriverStopped)
+    }
+
+    /// What became of the session's rows; `None` where it has none.
+    ///
+    /// # Errors
+    /// As [`DriverHandle::run`].
+    pub async fn inspect(&self, key: SessionKey) -> Result<Option<Inspection>, TurnError> {
+        let (done, answer) = oneshot::channel();
+        self.send(Command::Inspect { key, done })?;
         answer.await.map_err(|_| TurnError::DriverStopped)
     }
 }

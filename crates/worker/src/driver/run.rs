@@ -118,6 +118,9 @@ impl Driver {
             Command::Live { keys, done } => {
                 let _ = done.send(keys.iter().map(|key| self.scheduler.live(key)).collect());
             }
+            Command::Inspect { key, done } => {
+                let _ = done.send(self.scheduler.inspect(&key));
+            }
         }
     }
 
@@ -169,9 +172,10 @@ impl Driver {
             .entries
             .iter()
             .zip(self.scheduler.contexts(plan))
-            .map(|(entry, context)| Sequence {
+            .map(|(entry, (context, positions))| Sequence {
                 rows: entry.rows.clone(),
                 context,
+                positions,
                 logits: if entry.sample { LogitRows::Last } else { LogitRows::None },
                 observe: entry.observe.clone(),
             })
@@ -199,7 +203,6 @@ impl Driver {
         match change {
             MemoryChange::Begin(id) => self.executor.begin_memory(*id),
             MemoryChange::TakeBack(id) => self.executor.take_back_memory(*id),
-            MemoryChange::Keep(id, left) => self.executor.keep_mass(*id, left),
             MemoryChange::Fork { from, to } => self.executor.fork_memory(*from, *to),
             MemoryChange::Forget(id) => self.executor.forget_memory(*id),
         }

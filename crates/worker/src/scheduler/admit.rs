@@ -49,12 +49,19 @@ impl Scheduler {
             }
             _ => prompt,
         };
-        let retention = &sequence.keep.retention;
-        let bounded = retention.bounded && retention.prunes();
-        let limit =
-            retention.budget_tokens as usize + retention.trigger_tokens as usize + self.limits.step_tokens;
-        let history =
-            if bounded { history.min(limit.max(sequence.keep.protected as usize)) } else { history };
+        let keep = &sequence.keep;
+        let retention = &keep.retention;
+        if !(retention.bounded && retention.prunes()) {
+            return history + sequence.max_new;
+        }
+        // What is forced is never evicted, whatever the budget.
+        let asked = (keep.span.end - keep.span.start) as usize;
+        let span =
+            if retention.span_cap { asked.min(32.max(retention.budget_tokens as usize / 4)) } else { asked };
+        let front = retention.sink_tokens.max(keep.protected) as usize;
+        let forced = front + span + retention.recent_tokens as usize;
+        let budget = (retention.budget_tokens + retention.trigger_tokens) as usize;
+        let history = history.min(budget.max(forced) + self.limits.step_tokens);
         history + sequence.max_new
     }
 
@@ -66,6 +73,7 @@ impl Scheduler {
             sequence.map = idle.map;
             sequence.log = idle.log;
             sequence.memory = idle.memory;
+            sequence.scores = idle.scores;
         }
         let shared = self.take_shared(&mut sequence, now);
         self.begin_memory(&mut sequence);
@@ -97,7 +105,7 @@ impl Scheduler {
         slots.len() - own
     }
 
-    /// Says to the ranks what the request starts with. Attention mass goes with the rows that received it.
+    /// Says to the ranks that a request begins.
     fn begin_memory(&mut self, sequence: &mut Sequence) {
         let retention = &sequence.keep.retention;
         if !retention.prunes() || Evidence::of(retention.policy) == Evidence::Local {
@@ -107,9 +115,7 @@ impl Scheduler {
             self.next_memory += 1;
             MemoryId(self.next_memory)
         });
-        let live = u32::try_from(sequence.map.live().len()).expect("slot ids are 32-bit");
         self.changes.push(MemoryChange::Begin(memory));
-        self.changes.push(MemoryChange::Keep(memory, (0..live).collect()));
     }
 
     /// Keeps a session for its next turn, as far as it has tokens for; frees a single request's rows.
@@ -127,12 +133,13 @@ impl Scheduler {
             map: sequence.map,
             log: sequence.log,
             memory: sequence.memory,
+            scores: sequence.scores,
             prunes: sequence.keep.retention.prunes() || pruned,
             protected: sequence.keep.protected as usize,
             last_used: now,
         };
         let forgotten = self.cache.insert(key, idle, &mut self.pool);
-        self.changes.extend(forgotten.map(MemoryChange::Forget));
+        self.changes.extend(forgotten.into_iter().map(MemoryChange::Forget));
     }
 }
 

@@ -8,6 +8,8 @@ use hawser_kv::retention::PruneLog;
 use hawser_kv::{SlotMap, SlotPool};
 use hawser_model::executor::MemoryId;
 
+use super::inspect::Scores;
+
 /// One idle session. Row i was computed from `tokens[..=i]`; rows after `map.len()` were given up and can be computed
 /// again, over what `log` says was evicted before each.
 #[derive(Debug, Default)]
@@ -17,6 +19,8 @@ pub(super) struct Idle {
     pub(super) map: SlotMap,
     pub(super) log: PruneLog,
     pub(super) memory: Option<MemoryId>,
+    /// Of its last prune that scored.
+    pub(super) scores: Scores,
     /// It may be pruned: its tokens are kept, so that computing them again is not taken for a new prompt.
     pub(super) prunes: bool,
     /// Of its tokens, the system message and the tools: what other sessions begin with too.
@@ -31,6 +35,7 @@ impl Idle {
         self.tokens.truncate(common);
         self.map.truncate(common, pool);
         self.log.truncate(common);
+        self.scores.truncate(common);
     }
 
     /// Whether anything is left that could not be had from the conversation alone.
@@ -58,24 +63,21 @@ impl SessionCache {
         self.idle.get(key)
     }
 
-    /// Keeps a session. It has at most one entry: an older one is given back, with the memory that went with it.
-    pub(super) fn insert(
-        &mut self,
-        key: SessionKey,
-        mut idle: Idle,
-        pool: &mut SlotPool,
-    ) -> Option<MemoryId> {
+    /// Keeps a session. It has at most one entry: an older one is given back. Returns the memories of what is not kept.
+    pub(super) fn insert(&mut self, key: SessionKey, mut idle: Idle, pool: &mut SlotPool) -> Vec<MemoryId> {
         assert!(idle.map.len() <= idle.tokens.len(), "at least one token per row");
         if !idle.prunes {
             idle.tokens.truncate(idle.map.len());
         }
-        if !idle.is_kept() {
-            return self.remove(&key, pool).1;
+        let (memory, is_kept) = (idle.memory, idle.is_kept());
+        let older = if is_kept { self.idle.insert(key, idle) } else { self.idle.remove(&key) };
+        let mut forgotten: Vec<MemoryId> = Vec::new();
+        if let Some(mut older) = older {
+            older.map.clear(pool);
+            forgotten.extend(older.memory.filter(|&older| Some(older) != memory));
         }
-        let memory = idle.memory;
-        let mut older = self.idle.insert(key, idle)?;
-        older.map.clear(pool);
-        older.memory.filter(|&older| Some(older) != memory)
+        forgotten.extend(memory.filter(|_| !is_kept));
+        forgotten
     }
 
     /// How many tokens of `prompt` a session has: live, dead, or to be computed again.
@@ -88,22 +90,18 @@ impl SessionCache {
     }
 
     /// Gives up the rows of the least recently used session; `None` if none has any. What it takes to compute them
-    /// again stays.
-    pub(super) fn demote(&mut self, pool: &mut SlotPool) -> Option<usize> {
+    /// again stays; where that is nothing, its memory is returned.
+    pub(super) fn demote(&mut self, pool: &mut SlotPool) -> Option<Option<MemoryId>> {
         let with_rows = self.idle.iter().filter(|(_, idle)| !idle.map.live().is_empty());
         let oldest =
             with_rows.min_by_key(|&(key, idle)| (idle.last_used, key)).map(|(key, _)| key.clone())?;
         let idle = self.idle.get_mut(&oldest)?;
-        let freed = idle.map.clear(pool);
+        idle.map.clear(pool);
+        let forgotten = idle.memory.filter(|_| !idle.is_kept());
         if !idle.is_kept() {
             self.idle.remove(&oldest);
         }
-        Some(freed)
-    }
-
-    /// Forgets a session. Returns how many slots became free, and its memory.
-    pub(super) fn remove(&mut self, key: &SessionKey, pool: &mut SlotPool) -> (usize, Option<MemoryId>) {
-        self.idle.remove(key).map_or((0, None), |mut idle| (idle.map.clear(pool), idle.memory))
+        Some(forgotten)
     }
 }
 

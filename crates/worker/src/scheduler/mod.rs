@@ -13,6 +13,7 @@
 
 mod admit;
 mod cache;
+mod inspect;
 mod plan;
 mod prune;
 mod sequence;
@@ -22,13 +23,14 @@ use std::collections::VecDeque;
 
 use hawser_common::clock::Tick;
 use hawser_common::group::Capacity;
-use hawser_common::{Coded, ErrorCode, SessionKey, SlotId};
+use hawser_common::{Coded, ErrorCode, Position, SessionKey, SlotId};
 use hawser_kv::retention::Origin;
 use hawser_kv::{AuditError, PrefixTree, SlotMap, SlotPool, audit_with_tree};
 use hawser_model::executor::MemoryId;
 use thiserror::Error;
 
 use cache::{Idle, SessionCache};
+pub use inspect::{Inspection, RowState};
 pub use plan::{MemoryChange, PlanEntry, SequenceId, StepPlan};
 pub use prune::Scoring;
 use sequence::Sequence;
@@ -87,6 +89,8 @@ pub struct Scheduler {
     running: Vec<Sequence>,
     /// For the next plan.
     changes: Vec<MemoryChange>,
+    /// Slots of the last plan's hints.
+    hints: SlotMap,
     next_memory: u64,
 }
 
@@ -104,6 +108,7 @@ impl Scheduler {
             waiting: VecDeque::new(),
             running: Vec::new(),
             changes: Vec::new(),
+            hints: SlotMap::new(),
             next_memory: 0,
         }
     }
@@ -145,11 +150,8 @@ impl Scheduler {
             sequence.tokens.truncate(held);
             sequence.map.truncate(held, &mut self.pool);
             sequence.log.truncate(held);
-            if let Some(memory) = sequence.memory {
-                let live = u32::try_from(sequence.map.live().len()).expect("slot ids are 32-bit");
-                self.changes.push(MemoryChange::TakeBack(memory));
-                self.changes.push(MemoryChange::Keep(memory, (0..live).collect()));
-            }
+            sequence.scores.truncate(held);
+            self.changes.extend(sequence.memory.map(MemoryChange::TakeBack));
             self.retire(sequence, now);
         }
         true
@@ -174,6 +176,7 @@ impl Scheduler {
 
     /// Decides the next step and allocates its slots. Empty: nothing can run now.
     pub fn plan(&mut self, now: Tick) -> StepPlan {
+        self.hints.clear(&mut self.pool);
         self.admit(now);
         let mut plan = StepPlan::default();
         self.plan_sequences(true, self.limits.step_tokens, &mut plan, now);
@@ -195,12 +198,26 @@ impl Scheduler {
             // Rows after a prune that happened before must see its holes: a chunk ends there.
             let before_prune =
                 sequence.log.next_from(start + 1).map_or(pending, |next| next.at as usize - start);
-            let count = pending.min(before_prune).min(budget - plan.rows());
+            // A hint runs beside the prompt's last row, so that both see the same history.
+            let hint = Self::hint_rows(sequence, self.limits.step_tokens);
+            let before_hint = if hint > 0 { sequence.prompt - 1 - start } else { 0 };
+            let with_hint = hint > 0 && before_hint == 0;
+            let chunk = if hint > 0 { pending.min(before_hint.max(1)) } else { pending };
+            let room = budget - plan.rows();
+            let count = chunk.min(before_prune).min(room);
             let waits = count == pending && sequence.paused;
-            if count > 0 && (pending == 1) == decode && !waits {
-                self.make_room(index, count, plan, now);
-                self.plan_rows(index, count.min(self.pool.free()), plan);
+            let is_decode = pending == 1 || with_hint;
+            if count == 0 || is_decode != decode || waits || (with_hint && room <= hint) {
+                continue;
             }
+            self.make_room(index, if with_hint { count + hint } else { count }, plan, now);
+            if with_hint && self.pool.free() >= count + hint {
+                self.plan_hint(index, hint, plan);
+            } else if with_hint && index > 0 {
+                // Older sequences hold the slots, and will give them back.
+                continue;
+            }
+            self.plan_rows(index, count.min(self.pool.free()), plan);
         }
     }
 
@@ -214,7 +231,7 @@ impl Scheduler {
         let (start, first_row) = (sequence.map.len(), plan.rows());
         let end = start + count;
         plan.tokens.extend_from_slice(&sequence.tokens[start..end]);
-        plan.positions.extend(Sequence::positions(start, count).map(hawser_common::Position));
+        plan.positions.extend(Sequence::positions(start, count).map(Position));
         plan.slots.extend_from_slice(&slots);
         sequence.map.append(&slots);
         let sample = sequence.pending() == 0;
@@ -230,6 +247,7 @@ impl Scheduler {
         plan.entries.push(PlanEntry {
             sequence: sequence.id,
             rows: first_row..first_row + count,
+            hint: false,
             sample,
             observe: Self::observe(sequence, start, count, first_row),
             remember: Self::ends_span(sequence, end),
@@ -245,12 +263,18 @@ impl Scheduler {
         self.waiting.push_front(sequence);
     }
 
-    /// The live slots each entry's rows see besides their own: its session's history before this step.
-    pub fn contexts<'a>(&'a self, plan: &'a StepPlan) -> impl Iterator<Item = &'a [SlotId]> {
+    /// What each entry's rows see besides their own: its session's live history before this step, slots and positions.
+    pub fn contexts<'a>(
+        &'a self,
+        plan: &'a StepPlan,
+    ) -> impl Iterator<Item = (&'a [SlotId], &'a [Position])> {
         plan.entries.iter().map(|entry| {
             let sequence = self.running.iter().find(|sequence| sequence.id == entry.sequence);
-            let live = sequence.map_or(&[][..], |sequence| sequence.map.live());
-            &live[..live.len() - entry.rows.len()]
+            let live = sequence.map_or((&[][..], &[][..]), |s| (s.map.live(), s.map.live_positions()));
+            // A hint stands beside one row of its sequence.
+            let own = if entry.hint { 1 } else { entry.rows.len() };
+            let before = live.0.len() - own;
+            (&live.0[..before], &live.1[..before])
         })
     }
 
@@ -303,13 +327,14 @@ impl Scheduler {
             tokens: source.tokens.clone(),
             map: source.map.share(&mut self.pool),
             log: source.log.clone(),
+            scores: source.scores.clone(),
             memory,
             prunes: source.prunes,
             protected: source.protected,
             last_used: now,
         };
         let forgotten = self.cache.insert(to.clone(), copy, &mut self.pool);
-        self.changes.extend(forgotten.map(MemoryChange::Forget));
+        self.changes.extend(forgotten.into_iter().map(MemoryChange::Forget));
     }
 
     /// Forgets an idle session. Its system message may serve others and stays in the prefix tree; the rest leaves it.
@@ -359,6 +384,7 @@ impl Scheduler {
     /// [`AuditError`] if a slot leaked or is held twice: a bug.
     pub fn audit(&self) -> Result<(), AuditError> {
         let sequences = self.running.iter().chain(&self.waiting).map(|sequence| &sequence.map);
-        audit_with_tree(&self.pool, sequences.chain(self.cache.maps()), &self.tree)
+        let maps = sequences.chain(self.cache.maps()).chain([&self.hints]);
+        audit_with_tree(&self.pool, maps, &self.tree)
     }
 }

@@ -26,6 +26,8 @@ pub struct StepPlan {
 pub struct PlanEntry {
     pub sequence: SequenceId,
     pub rows: Range<usize>,
+    /// Rows of a hint: they see what the sequence's next row sees, and leave nothing behind.
+    pub hint: bool,
     /// The last row is the sequence's newest token: its logits give the next one.
     pub sample: bool,
     /// What is remembered of the rows' queries.
@@ -43,8 +45,6 @@ pub enum MemoryChange {
     Begin(MemoryId),
     /// The running request is taken back.
     TakeBack(MemoryId),
-    /// These indexes of the live list are left.
-    Keep(MemoryId, Vec<u32>),
     Fork {
         from: MemoryId,
         to: MemoryId,

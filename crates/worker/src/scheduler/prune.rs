@@ -7,7 +7,8 @@ use hawser_common::{Position, SlotId};
 use hawser_kv::retention::{Event, Evidence, Observed, Situation, budget, is_due, local_scores, select};
 use hawser_model::executor::{MemoryId, Observe, Recursion};
 
-use super::plan::{MemoryChange, SequenceId};
+use super::inspect::Scores;
+use super::plan::{PlanEntry, SequenceId, StepPlan};
 use super::{Scheduler, Sequence};
 
 /// What the ranks are to score for a prune.
@@ -46,7 +47,12 @@ impl Scheduler {
         let memory = sequence.memory?;
         let keep = &sequence.keep;
         let rows = Sequence::positions(start, count);
-        let observed = Observed::of(&keep.retention, &keep.marks, &keep.span, &rows);
+        let mut observed = Observed::of(&keep.retention, &keep.marks, &keep.span, &rows);
+        // What the session had is remembered already, also where its rows are computed again.
+        observed.mass.retain_mut(|run| {
+            run.start = run.start.max(u32::try_from(sequence.held).expect("positions are 32-bit"));
+            run.start < run.end
+        });
         let in_batch = |range: Range<u32>| {
             let row = |at: u32| first_row + (at.clamp(rows.start, rows.end) - rows.start) as usize;
             row(range.start)..row(range.end)
@@ -55,11 +61,52 @@ impl Scheduler {
         Some(Observe {
             memory,
             span: in_batch(observed.span),
+            hint: false,
             window: in_batch(observed.window),
             restart_window: observed.restart,
             window_rows: if evidence == Evidence::Window { keep.retention.window_rows as usize } else { 0 },
-            mass: evidence == Evidence::Mass,
+            mass: observed.mass.into_iter().map(in_batch).collect(),
         })
+    }
+
+    /// Rows of a hint that are still to be run: as many as a step has room for beside one row, and only where there is a
+    /// memory that they could be added to.
+    pub(super) fn hint_rows(sequence: &Sequence, step_tokens: usize) -> usize {
+        let is_due = sequence.map.len() < sequence.prompt && sequence.map.len() >= sequence.held;
+        let counts =
+            Evidence::of(sequence.keep.retention.policy) == Evidence::Memory && sequence.memory.is_some();
+        if is_due && counts { sequence.keep.hint.len().min(step_tokens.saturating_sub(1)) } else { 0 }
+    }
+
+    /// Runs a hint beside the prompt's last row, which is planned next: both see the same history. Its slots are given
+    /// back with the next plan.
+    pub(super) fn plan_hint(&mut self, index: usize, count: usize, plan: &mut StepPlan) {
+        let sequence = &self.running[index];
+        let (Some(memory), Ok(slots)) = (sequence.memory, self.pool.allocate(count)) else { return };
+        let (start, first_row) = (sequence.map.len(), plan.rows());
+        let rows = first_row..first_row + count;
+        plan.tokens.extend_from_slice(&sequence.keep.hint[..count]);
+        plan.positions.extend(Sequence::positions(start, count).map(Position));
+        plan.slots.extend_from_slice(&slots);
+        self.hints.append(&slots);
+        let observe = Observe {
+            memory,
+            span: rows.clone(),
+            hint: true,
+            window: rows.start..rows.start,
+            restart_window: false,
+            window_rows: 0,
+            mass: Vec::new(),
+        };
+        plan.entries.push(PlanEntry {
+            sequence: sequence.id,
+            rows,
+            hint: true,
+            sample: false,
+            observe: Some(observe),
+            remember: None,
+            prune: false,
+        });
     }
 
     /// Whether the span ends with the rows up to `end`.
@@ -71,7 +118,8 @@ impl Scheduler {
     /// Prepares the prune that follows a step which ends at `end`, if one is due: after the prompt's last row, and with
     /// `bounded` after any chunk.
     pub(super) fn prepare_prune(&mut self, index: usize, end: usize) -> bool {
-        let (used, total) = (self.pool.usable() - self.pool.free(), self.pool.usable());
+        let total = self.pool.usable();
+        let used = total - self.pool.free() - self.given_up_first(index);
         let sequence = &mut self.running[index];
         let keep = &sequence.keep;
         let whole = end == sequence.prompt;
@@ -138,13 +186,16 @@ impl Scheduler {
         let sequence = &mut self.running[index];
         let Some(event) = sequence.event.take() else { return };
         let keep = &sequence.keep;
+        if let Some(scores) = &scores {
+            sequence.scores = Scores::relative(&event.candidates, scores);
+        }
         let scores = scores.unwrap_or_else(|| local_scores(&keep.retention, &keep.marks, &event.candidates));
         let mut evicted = select(&keep.retention, &keep.marks, &event, &scores).evicted;
         if sequence.map.len() == sequence.prompt {
             evicted.extend(released(sequence));
             evicted.sort_unstable();
         }
-        sequence.kept.overflows += u32::from(event.overflow);
+        sequence.kept.overflows += u32::from(event.overflow && !event.candidates.is_empty());
         self.evict(index, &evicted);
     }
 
@@ -152,12 +203,6 @@ impl Scheduler {
     fn evict(&mut self, index: usize, evicted: &[Position]) {
         let Some(first) = evicted.first() else { return };
         let sequence = &mut self.running[index];
-        if let Some(memory) = sequence.memory {
-            let stays = |position: &Position| evicted.binary_search(position).is_err();
-            let live = sequence.map.live_positions().iter().zip(0..);
-            let left = live.filter(|(position, _)| stays(position)).map(|(_, index)| index).collect();
-            self.changes.push(MemoryChange::Keep(memory, left));
-        }
         let exact = sequence.log.exact().min(sequence.map.len());
         let before = self.pool.free();
         if let Err(refused) = sequence.map.evict(evicted, &mut self.pool) {
@@ -169,9 +214,10 @@ impl Scheduler {
             self.tree.unpublish(&sequence.namespace, tokens, first.index(), &sequence.map, &mut self.pool);
         }
         sequence.kept.evicted += evicted.len();
-        sequence.kept.freed += self.pool.free() - before;
+        let freed = self.pool.free() - before;
+        sequence.kept.freed += freed;
         let at = Sequence::positions(sequence.map.len(), 0).start;
-        sequence.log.push(at, evicted.to_vec());
+        sequence.log.push(at, evicted.to_vec(), freed);
     }
 
     /// Evicts again what was evicted before the rows from `start` on were first computed.
@@ -189,7 +235,7 @@ impl Scheduler {
     }
 }
 
-/// Live positions that the request lets go of: never forced ones but those of the span.
+/// Live positions that the request lets go of: any but sinks, the protected prefix and the newest.
 fn released(sequence: &Sequence) -> Vec<Position> {
     let keep = &sequence.keep;
     if keep.releases.is_empty() {

@@ -10,6 +10,7 @@ use hawser_kv::SlotMap;
 use hawser_kv::retention::{Event, Marks, PruneLog};
 use hawser_model::executor::MemoryId;
 
+use super::inspect::Scores;
 use super::plan::SequenceId;
 
 /// A request as it enters the scheduler.
@@ -42,6 +43,8 @@ pub struct Keep {
     pub pins: Vec<Range<u32>>,
     /// Evicted by this request, ascending.
     pub releases: Vec<Range<u32>>,
+    /// Text of the request's intent, run beside the prompt's end and never held.
+    pub hint: Vec<u32>,
 }
 
 /// How far a request's prompt was met by rows that were there already, and how long it waited.
@@ -63,7 +66,6 @@ pub struct Kept {
     pub evicted: usize,
     /// Slots returned to the pool.
     pub freed: usize,
-    pub revived: usize,
     /// Sum over decode steps of live positions.
     pub rows_read: u64,
     /// The same with nothing evicted.
@@ -92,6 +94,8 @@ pub(super) struct Sequence {
     pub(super) memory: Option<MemoryId>,
     /// A prune whose scores are on their way.
     pub(super) event: Option<Event>,
+    /// Of the session's last prune that scored.
+    pub(super) scores: Scores,
     /// Tokens that the session had before: an abort rolls back to them.
     pub(super) held: usize,
     /// First admission; a preempted sequence keeps it.
@@ -117,6 +121,7 @@ impl Sequence {
             log: PruneLog::default(),
             memory: None,
             event: None,
+            scores: Scores::default(),
             held: 0,
             admission: None,
             kept: Kept::default(),

@@ -4,7 +4,7 @@ use hawser_common::SessionKey;
 use hawser_common::clock::Tick;
 use hawser_kv::{PrefixTree, SlotPool};
 
-use super::{Scheduler, Sequence, StepPlan};
+use super::{MemoryChange, Scheduler, Sequence, StepPlan};
 
 impl Scheduler {
     /// Offers a running sequence's rows as soon as its prompt has them: many agents begin alike at the same time.
@@ -26,9 +26,11 @@ impl Scheduler {
     /// tree holds go first, then idle sessions, then sequences admitted after the one at `index`.
     pub(super) fn make_room(&mut self, index: usize, count: usize, plan: &StepPlan, now: Tick) {
         while self.pool.free() < count {
-            if self.tree.evict_leaf(now, &mut self.pool).is_some()
-                || self.cache.demote(&mut self.pool).is_some()
-            {
+            if self.tree.evict_leaf(now, &mut self.pool).is_some() {
+                continue;
+            }
+            if let Some(forgotten) = self.cache.demote(&mut self.pool) {
+                self.changes.extend(forgotten.map(MemoryChange::Forget));
                 continue;
             }
             let last = self.running.len() - 1;
@@ -37,6 +39,15 @@ impl Scheduler {
                 return;
             }
             self.preempt(last);
+        }
+    }
+
+    /// Slots that would be taken from others before the pressure is felt; counted only for a session whose budget
+    /// follows it.
+    pub(super) fn given_up_first(&self, index: usize) -> usize {
+        match self.running[index].keep.retention.adaptive_min_tokens {
+            0 => 0,
+            _ => self.reclaimable(None),
         }
     }
 

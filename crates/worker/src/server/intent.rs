@@ -6,15 +6,33 @@ use hawser_common::request::{Intent, Span};
 use hawser_common::retention::Retention;
 
 use crate::scheduler::Keep;
-use crate::session::Prompt;
+use crate::session::{Prompt, Text};
 use crate::turn::TurnError;
+
+/// Most tokens of an intent's text: it runs in one step.
+const MAX_HINT_TOKENS: usize = 128;
 
 /// What a turn's prune goes by.
 ///
 /// # Errors
-/// [`TurnError::Intent`] for a span outside the conversation.
-pub(super) fn keep(prompt: &Prompt, retention: Retention, intent: &Intent) -> Result<Keep, TurnError> {
+/// [`TurnError::Intent`] for a span outside the conversation, [`TurnError::IntentTooLong`] for a text beyond the bound or
+/// the context.
+pub(super) fn keep(
+    text: &Text,
+    context: usize,
+    prompt: &Prompt,
+    (retention, intent): (Retention, &Intent),
+) -> Result<Keep, TurnError> {
+    let hint = match &text.tokenizer {
+        Some(tokenizer) if !intent.text.is_empty() => tokenizer.encode(&intent.text),
+        _ => Vec::new(),
+    };
+    let most = MAX_HINT_TOKENS.min(context.saturating_sub(prompt.tokens.len()));
+    if hint.len() > most {
+        return Err(TurnError::IntentTooLong { tokens: hint.len(), most });
+    }
     Ok(Keep {
+        hint,
         retention,
         marks: prompt.marks.clone(),
         protected: prompt.protected,
@@ -73,6 +91,7 @@ mod tests {
             ends: vec![5, 9, 18],
             protected: 5,
             span: 9..20,
+            retention: None,
         };
         let found = |spans: &[Span]| positions(&prompt, spans);
         let spans = [Span::Messages(1..3), Span::Messages(0..1), Span::Tokens(17..20)];

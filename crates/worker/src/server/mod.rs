@@ -1,6 +1,7 @@
 //! The leader's gRPC surface: thin handlers over the turn service and the sessions.
 
 mod frames;
+mod inspect;
 mod intent;
 mod sessions;
 mod stream;

@@ -8,6 +8,7 @@ use hawser_common::{Coded, ErrorCode, SessionId, SessionKey, TenantId};
 use hawser_proto::v1;
 use thiserror::Error;
 
+use super::inspect::{MAX_TOKENS, inspected};
 use super::turns::Shared;
 use crate::session::Summary;
 use crate::turn::TurnError;
@@ -22,6 +23,8 @@ pub(crate) enum SessionError {
     NotFound(SessionId),
     #[error("session {0} exists already; choose another id")]
     Exists(SessionId),
+    #[error("the session has {tokens} tokens; at most {MAX_TOKENS} can be inspected")]
+    TooLong { tokens: usize },
     #[error(transparent)]
     Turn(#[from] TurnError),
 }
@@ -30,7 +33,7 @@ impl Coded for SessionError {
     fn code(&self) -> ErrorCode {
         match self {
             Self::NotFound(_) => ErrorCode::NotFound,
-            Self::Exists(_) => ErrorCode::Invalid,
+            Self::Exists(_) | Self::TooLong { .. } => ErrorCode::Invalid,
             Self::Turn(error) => error.code(),
         }
     }
@@ -38,14 +41,14 @@ impl Coded for SessionError {
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Turn(error) => error.retry_after(),
-            Self::NotFound(_) | Self::Exists(_) => None,
+            Self::NotFound(_) | Self::Exists(_) | Self::TooLong { .. } => None,
         }
     }
 
     fn owner(&self) -> Option<&hawser_common::group::Owner> {
         match self {
             Self::Turn(error) => error.owner(),
-            Self::NotFound(_) | Self::Exists(_) => None,
+            Self::NotFound(_) | Self::Exists(_) | Self::TooLong { .. } => None,
         }
     }
 }
@@ -135,6 +138,37 @@ impl SessionService {
         let summary = self.shared.sessions.summary(key).ok_or_else(missing)?;
         let live = self.shared.driver.live(vec![key.clone()]).await?;
         Ok(self.info(key, &summary, live.first().copied().unwrap_or(0)))
+    }
+
+    /// A session token by token, once its running turn has ended.
+    pub(crate) async fn inspect(&self, key: &SessionKey) -> Result<v1::InspectSessionResponse, SessionError> {
+        let missing = || SessionError::NotFound(key.session.clone());
+        let shared = &self.shared;
+        if !shared.sessions.contains(key) {
+            return Err(missing());
+        }
+        let held = shared.sessions.checkout(key).await?;
+        if !held.is_kept() {
+            return Err(missing());
+        }
+        let tokens = held.tokens.len();
+        if tokens > MAX_TOKENS {
+            return Err(SessionError::TooLong { tokens });
+        }
+        let summary = shared.sessions.summary(key).ok_or_else(missing)?;
+        // It is checked out by this call only.
+        let info = self.info(key, &Summary { busy: false, ..summary }, 0);
+        let inspection = shared.driver.inspect(key.clone()).await?.unwrap_or_default();
+        let retention = held.retention.clone().unwrap_or_else(|| shared.retention.clone());
+        let tokenizer = shared.text.tokenizer.clone();
+        let work = move || {
+            let text = |id| {
+                let bytes = tokenizer.as_ref().and_then(|tokenizer| tokenizer.token_bytes(id));
+                bytes.unwrap_or_default().to_vec()
+            };
+            inspected(info, &held, &retention, &inspection, &text)
+        };
+        tokio::task::spawn_blocking(work).await.map_err(|_| TurnError::TaskFailed.into())
     }
 
     /// Sessions of a tenant by id, and whether there are more.

@@ -114,22 +114,19 @@ impl TurnService {
     ) -> Result<TurnStream, TurnError> {
         let shared = &self.shared;
         let key = request.session.clone().map(|session| SessionKey { tenant: tenant.clone(), session });
-        let mut held = match &key {
+        let held = match &key {
             Some(key) => Some(shared.sessions.checkout(key).await?),
             None => None,
         };
         let chosen = held.as_ref().and_then(|held| held.retention.clone());
         let retention = request.retention.over(chosen.as_ref().unwrap_or(&shared.retention));
         retention.validate()?;
-        if let Some(held) = &mut held {
-            // What was never chosen stays the group's default, whatever that is at the next owner.
-            if chosen.is_some() || request.retention != Choice::default() {
-                held.retention = Some(retention.clone());
-            }
-        }
+        // What was never chosen stays the group's default, whatever that is at the next owner.
+        let is_chosen = chosen.is_some() || request.retention != Choice::default();
         let (sampling, intent) = (request.sampling.clone(), request.intent.clone());
-        let (held, prompt) = self.render(held, request).await?;
-        let keep = keep(&prompt, retention, &intent)?;
+        let (held, mut prompt) = self.render(held, request).await?;
+        prompt.retention = is_chosen.then(|| retention.clone());
+        let keep = keep(&shared.text, shared.context, &prompt, (retention, &intent))?;
         let mut guard = TurnGuard { shared: Arc::clone(shared), key: key.clone(), held };
         let events = self.submit((tenant, key.as_ref()), (&prompt, keep), &sampling, deadline)?;
         if let (Some(key), Some(held)) = (&key, &mut guard.held) {

@@ -161,6 +161,16 @@ impl v1::worker_server::Worker for WorkerService {
         Ok(Response::new(v1::DescribeSessionResponse { session: Some(session) }))
     }
 
+    async fn inspect_session(
+        &self,
+        request: Request<v1::WorkerInspectSessionRequest>,
+    ) -> Result<Response<v1::InspectSessionResponse>, Status> {
+        let v1::WorkerInspectSessionRequest { route, request } = request.into_inner();
+        let (tenant, request) = (self.admit(route.as_ref())?, required(request, "request")?);
+        let key = Self::key(&tenant, &request.session)?;
+        self.sessions.inspect(&key).await.map(Response::new).map_err(refuse)
+    }
+
     async fn list_sessions(
         &self,
         request: Request<v1::WorkerListSessionsRequest>,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use hawser_common::chat::{Message, Role, Tool};
 use hawser_common::request::{Extent, Input};
+use hawser_common::retention::Retention;
 use hawser_kv::retention::{Marks, Origin};
 use hawser_model::text::{ChatTemplate, Outline, RenderError, RenderRequest, Tokenizer};
 
@@ -34,6 +35,8 @@ pub struct Prompt {
     pub protected: u32,
     /// What the turn asks: all that follows the last answer.
     pub span: Range<u32>,
+    /// What the session has chosen once the turn is committed.
+    pub retention: Option<Retention>,
 }
 
 /// Renders and tokenises. Work grows with the conversation: run it off the runtime's threads.
@@ -85,7 +88,7 @@ fn tokens_prompt(
     let protected = if protected > 0 { protected } else { session.protected };
     let protected = protected.min(len);
     let span = common.max(protected)..len;
-    Ok(Prompt { tokens, history: History::Tokens, marks, ends: Vec::new(), protected, span })
+    Ok(Prompt { tokens, history: History::Tokens, marks, ends: Vec::new(), protected, span, retention: None })
 }
 
 fn conversation(
@@ -134,7 +137,7 @@ fn messages_prompt(
     let asks = end_of(Role::Assistant).unwrap_or(protected);
     let span = asks..position(outline.tokens.len());
     let history = History::Messages { messages, tools };
-    Ok(Prompt { tokens: outline.tokens, history, marks, ends, protected, span })
+    Ok(Prompt { tokens: outline.tokens, history, marks, ends, protected, span, retention: None })
 }
 
 /// How many of the messages the session has, their ends known.
@@ -148,10 +151,10 @@ fn known_messages(session: &Transcript, messages: &[Message], tools: &[Tool]) ->
     }
 }
 
-/// The end of every message: the session's as far as they are known, then the outline's.
+/// The end of every message: the session's as far as they are known, then the outline's. Those between, of a
+/// conversation of hundreds that was never here, end with the first.
 fn ends(session: &Transcript, outline: &Outline) -> Vec<u32> {
-    let first = outline.ends.first().map_or(0, |&end| position(end));
-    let known = |index: usize| session.ends.get(index).copied().unwrap_or(first);
+    let known = |index: usize| session.ends.get(index).copied().unwrap_or_else(|| position(outline.front));
     (0..outline.first).map(known).chain(outline.ends.iter().map(|&end| position(end))).collect()
 }
 

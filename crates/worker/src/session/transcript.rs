@@ -54,6 +54,7 @@ impl Transcript {
         let len = u32::try_from(self.tokens.len()).expect("positions are 32-bit");
         self.marks.extend_to(len, Origin::Assistant, turn);
         self.protected = prompt.protected;
+        self.retention = prompt.retention;
         self.history = prompt.history;
         self.ends = prompt.ends;
         if let History::Messages { messages, .. } = &mut self.history {

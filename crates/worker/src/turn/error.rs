@@ -28,6 +28,8 @@ pub enum TurnError {
     Retention(#[from] InvalidRetention),
     #[error("the intent names {what} {end} of {count}")]
     Intent { what: &'static str, end: u32, count: usize },
+    #[error("the intent's text has {tokens} tokens; at most {most} are run")]
+    IntentTooLong { tokens: usize, most: usize },
     #[error("the session's history is not held here; send the whole conversation")]
     SessionLost,
     #[error("the session was built from token ids; go on with token ids, or send the whole conversation")]
@@ -72,6 +74,7 @@ impl Coded for TurnError {
             Self::PromptTooLong { .. }
             | Self::UnknownToken { .. }
             | Self::Intent { .. }
+            | Self::IntentTooLong { .. }
             | Self::NoMessages => ErrorCode::Invalid,
             Self::SessionLost => ErrorCode::SessionLost,
             Self::StaleOwner(_) => ErrorCode::StaleOwner,

@@ -28,9 +28,10 @@ Examples:
   hawser eval retention --traces mine.jsonl --policies full,random,role-prior,'mine@h2o:role_weight=8'
   hawser eval retention --traces mine.jsonl --budgets 512,1024 --mode open
 
-A policy is written name@policy:option=value:…; the options are those of worker.retention in docs/config.md. Budgets
+A policy is written name@policy:option=value:…; the options are those of worker.retention in docs/config.md, all at
+their defaults but the trigger and the weights of roles, which are 0; `default` is what is shipped. Budgets
 are tokens, or shares of what follows the system message, which is kept and comes on top. OUT.json holds every number,
-turn by turn, and is where a run that was stopped goes on; OUT.md and OUT.svg say it in short. Replays are
+turn by turn, and is where a run that was stopped goes on (by names: give a policy with other options another name); OUT.md and OUT.svg say it in short. Replays are
 teacher-forced: nothing is sampled, and a low divergence is no claim about how well an agent does its task.";
 
 /// Options of the command.
@@ -118,7 +119,7 @@ fn default_policies() -> Vec<String> {
         "h2o",
         "role-prior",
     ];
-    let ours = ["intent-query", "intent-memory", "intent-memory-paper", "answer-rows"];
+    let ours = ["intent-query", "intent-memory", "intent-memory-paper", "answer-rows", "default"];
     plain.into_iter().chain(ours).map(str::to_owned).collect()
 }
 
@@ -137,6 +138,10 @@ pub fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     anyhow::ensure!(!traces.is_empty(), "no session is left to replay: see --split, --limit and --tokens");
     let file = options.out.with_extension("json");
     let mut results = resume(&file, info(options, &checkpoint))?;
+    // Sessions that were cut or rendered in another way are others.
+    results.sessions.retain(|done| {
+        traces.iter().all(|trace| trace.id != done.trace || trace.tokens.len() == done.tokens)
+    });
     let mut engine = engine(options, &checkpoint)?;
     let total = traces.len() * design.candidates.len() * design.budgets.len() * design.modes.len();
     let bar = progress(total as u64);

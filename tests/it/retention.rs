@@ -1,0 +1,167 @@
+//! Retention over the wire: sessions inside a budget, shared prefixes, demotion, pins and releases.
+
+use hawser_client::wire;
+use hawser_common::{Coded, ErrorCode};
+
+use crate::cluster::{Answer, Cluster, run, token_request, words};
+
+fn retention(policy: &str, budget_tokens: u32) -> wire::Retention {
+    wire::Retention {
+        policy: policy.to_owned(),
+        budget_tokens,
+        trigger_tokens: Some(0),
+        ..Default::default()
+    }
+}
+
+/// One turn of a session: all of its tokens so far, and what is new.
+async fn turn(
+    cluster: &Cluster,
+    session: &str,
+    log: &mut Vec<u32>,
+    new: &[u32],
+    keep: &wire::Retention,
+) -> Answer {
+    log.extend_from_slice(new);
+    let request = wire::GenerateRequest { retention: Some(keep.clone()), ..token_request(session, log, 8) };
+    let answer = run(&cluster.client, request).await.unwrap();
+    log.extend_from_slice(&answer.tokens);
+    answer
+}
+
+async fn turns(cluster: &Cluster, session: &str, keep: &wire::Retention, count: u32) -> Vec<Answer> {
+    let mut log = Vec::new();
+    let mut answers = Vec::new();
+    for index in 0..count {
+        answers.push(turn(cluster, session, &mut log, &words(100 + index, 120), keep).await);
+    }
+    answers
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_stays_inside_its_budget_and_reuses_what_it_had() {
+    let cluster = Cluster::start(1, |_| {}).await;
+    for policy in ["streaming", "snapkv", "h2o", "random", "role-prior", "intent-memory", "answer-rows"] {
+        let answers = turns(&cluster, policy, &retention(policy, 200), 5).await;
+        let mut live = 0;
+        for (index, answer) in answers.iter().enumerate() {
+            let usage = answer.usage();
+            let new = if index == 0 { 120 } else { 121 };
+            assert_eq!(usage.prefilled_tokens, new, "{policy}: only what is new is prefilled");
+            assert_eq!(usage.prompt_tokens, usage.reused_tokens + new);
+            assert!(usage.peak_live_tokens <= 200 + 8 + new, "{policy}: {usage:?}");
+            assert_eq!(usage.freed_slots, usage.evicted_tokens, "{policy}: nobody shares these rows");
+            let before = u32::try_from(live).unwrap() + new;
+            assert_eq!(usage.evicted_tokens, before.saturating_sub(200), "{policy}, turn {index}");
+            assert_eq!(usage.dead_tokens, usage.reused_tokens - u32::try_from(live).unwrap());
+            live = (before - usage.evicted_tokens + 7) as usize;
+            assert!(usage.kv_rows_read <= usage.kv_rows_full);
+        }
+        let info = cluster.client.describe_session(policy).await.unwrap();
+        assert_eq!((info.live_tokens, info.tokens), (207, 640));
+        assert_eq!(info.retention.unwrap().policy, policy);
+        cluster.client.close_session(policy).await.unwrap();
+    }
+    cluster.wait_until_empty().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_budget_that_is_never_reached_changes_nothing() {
+    let cluster = Cluster::start(1, |options| options.share_prefixes = false).await;
+    let kept = turns(&cluster, "kept", &retention("full", 0), 3).await;
+    for policy in ["h2o", "intent-memory", "snapkv"] {
+        let budgeted = turns(&cluster, policy, &retention(policy, 4_000), 3).await;
+        for (kept, budgeted) in kept.iter().zip(&budgeted) {
+            assert_eq!(kept.tokens, budgeted.tokens, "{policy}");
+            assert_eq!(budgeted.usage().evicted_tokens, 0);
+        }
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r1_a_prune_of_one_session_is_not_seen_by_another_with_the_same_prompt() {
+    let alone = Cluster::start(1, |options| options.share_prefixes = false).await;
+    let prompt = words(200, 300);
+    let cold = run(&alone.client, token_request("", &prompt, 12)).await.unwrap();
+    alone.stop().await;
+    let cluster = Cluster::start(1, |_| {}).await;
+    let mut log = Vec::new();
+    let pruned = turn(&cluster, "pruned", &mut log, &prompt, &retention("streaming", 100)).await;
+    assert!(pruned.usage().evicted_tokens > 150, "{:?}", pruned.usage());
+    let other = run(&cluster.client, token_request("other", &prompt, 12)).await.unwrap();
+    assert_eq!(other.tokens, cold.tokens, "exact rows only");
+    // Both hold the prompt's rows now: one that lets go gives no memory back.
+    let third = run(&cluster.client, token_request("third", &prompt, 12)).await.unwrap();
+    assert_eq!(third.usage().shared_tokens, 299);
+    let request = wire::GenerateRequest {
+        retention: Some(retention("streaming", 100)),
+        ..token_request("third", &[prompt.clone(), third.tokens.clone(), words(201, 9)].concat(), 4)
+    };
+    let usage = run(&cluster.client, request).await.unwrap().usage();
+    assert!(usage.evicted_tokens > 150 && usage.freed_slots < 30, "{usage:?}");
+    let again = run(&cluster.client, token_request("again", &prompt, 12)).await.unwrap();
+    assert_eq!(again.tokens, cold.tokens);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn e5_a_demoted_session_goes_on_as_if_it_had_kept_its_rows() {
+    for policy in ["intent-memory", "h2o", "answer-rows"] {
+        let keep = retention(policy, 150);
+        let roomy = Cluster::start(1, |_| {}).await;
+        let expected = turns(&roomy, "s", &keep, 4).await;
+        roomy.stop().await;
+        let cluster = Cluster::start(1, |options| options.kv_slots = 700).await;
+        let mut log = Vec::new();
+        for (index, expected) in (0..).zip(&expected) {
+            let answer = turn(&cluster, "s", &mut log, &words(100 + index, 120), &keep).await;
+            assert_eq!(answer.tokens, expected.tokens, "{policy}, turn {index}");
+            let (here, there) = (answer.usage(), expected.usage());
+            assert_eq!(here.evicted_tokens, there.evicted_tokens, "{policy}, turn {index}");
+            if index > 0 {
+                assert!(here.reused_tokens < 30, "its rows were given up: {here:?}");
+            }
+            // Needs the whole pool, so that every idle session is demoted.
+            run(&cluster.client, token_request("", &words(300 + index, 680), 4)).await.unwrap();
+        }
+        cluster.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pins_stay_releases_go_and_what_is_outside_is_refused() {
+    let cluster = Cluster::start(1, |_| {}).await;
+    let prompt = words(400, 300);
+    let with = |session: &str, intent: wire::Intent| wire::GenerateRequest {
+        intent: Some(intent),
+        retention: Some(retention("streaming", 200)),
+        ..token_request(session, &prompt, 4)
+    };
+    let span = |start, end| vec![wire::Span { start, end }];
+    let released = wire::Intent { release_tokens: span(100, 180), ..Default::default() };
+    let usage = run(&cluster.client, with("released", released)).await.unwrap().usage();
+    assert_eq!(usage.evicted_tokens, 100, "80 released, 20 more to the budget");
+    let pinned = wire::Intent { pin_tokens: span(10, 60), ..Default::default() };
+    run(&cluster.client, with("pinned", pinned)).await.unwrap();
+    let meant = wire::Intent { text: "Which codes were given at the desk?".to_owned(), ..Default::default() };
+    let hinted = wire::GenerateRequest {
+        retention: Some(retention("intent-memory", 200)),
+        ..with("hinted", meant.clone())
+    };
+    let usage = run(&cluster.client, hinted).await.unwrap().usage();
+    assert_eq!((usage.prompt_tokens, usage.evicted_tokens), (300, 100), "a hint leaves no tokens behind");
+    let long = wire::Intent { text: "code ".repeat(200), ..meant };
+    let error = run(&cluster.client, with("", long)).await.unwrap_err();
+    assert!(error.to_string().contains("at most 128 are run"), "{error}");
+    let outside = wire::Intent { pin_tokens: span(10, 301), ..Default::default() };
+    let error = run(&cluster.client, with("", outside)).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Invalid);
+    assert!(error.to_string().contains("token 301 of 300"), "{error}");
+    for session in ["released", "pinned", "hinted"] {
+        cluster.client.close_session(session).await.unwrap();
+    }
+    cluster.wait_until_empty().await;
+    cluster.stop().await;
+}
