@@ -34,7 +34,7 @@ pub fn select(retention: &Retention, marks: &Marks, event: &Event, scores: &[i64
     } else if retention.block_tokens > 1 {
         best_blocks(retention.block_tokens, candidates, &scores, keep)
     } else if retention.policy == Policy::H2o {
-        newest_and_best(candidates, &scores, keep)
+        newest_and_best(weighed(retention, marks, candidates), candidates, &scores, keep)
     } else {
         let mut kept = vec![false; candidates.len()];
         mark_best(&mut kept, candidates, &scores, keep);
@@ -59,20 +59,24 @@ fn weighted(retention: &Retention, marks: &Marks, candidates: &[Position], score
             *score = (*score as f64 * (-f64::from(retention.age_decay) * f64::from(age)).exp()) as i64;
         }
     }
-    let weight = |origin| match origin {
-        Origin::Assistant => retention.role_weight,
-        Origin::User => retention.user_weight,
-        Origin::System | Origin::Tool | Origin::Template => 0.0,
-    };
     let weighs = Evidence::of(retention.policy) != Evidence::Local;
     if weighs && retention.role_weight.max(retention.user_weight) > 0.0 {
         let mean = scores.iter().map(|&score| score as f64).sum::<f64>() / scores.len().max(1) as f64;
         for (score, position) in scores.iter_mut().zip(candidates) {
-            let prior = mean.max(1.0) * f64::from(weight(marks.at(position.0).0));
+            let prior = mean.max(1.0) * f64::from(role_weight(retention, marks.at(position.0).0));
             *score = score.saturating_add(prior as i64);
         }
     }
     scores
+}
+
+/// What the author of a position adds to its score, in mean scores.
+fn role_weight(retention: &Retention, origin: Origin) -> f32 {
+    match origin {
+        Origin::Assistant => retention.role_weight,
+        Origin::User => retention.user_weight,
+        Origin::System | Origin::Tool | Origin::Template => 0.0,
+    }
 }
 
 /// How many candidates stay: the budget, or fewer where a threshold is set.
@@ -98,12 +102,26 @@ fn mark_best(kept: &mut [bool], candidates: &[Position], scores: &[i64], count: 
     order[..count].iter().for_each(|&index| kept[index] = true);
 }
 
-/// H2O: the newest half, then the rest by score.
-fn newest_and_best(candidates: &[Position], scores: &[i64], keep: usize) -> Vec<bool> {
-    let newest = keep / 2;
-    let mut kept = vec![false; candidates.len()];
-    kept[candidates.len() - newest..].fill(true);
-    mark_best(&mut kept, candidates, scores, keep - newest);
+/// Which candidates have the weight of a role.
+fn weighed(retention: &Retention, marks: &Marks, candidates: &[Position]) -> Vec<bool> {
+    let weighs = |position: &Position| role_weight(retention, marks.at(position.0).0) > 0.0;
+    candidates.iter().map(weighs).collect()
+}
+
+/// H2O: the newest half, then the rest by score. Where roles have weights, it is half of what their positions leave:
+/// a newest half that came first would push the agent's own messages out of a tight budget.
+fn newest_and_best(weighed: Vec<bool>, candidates: &[Position], scores: &[i64], keep: usize) -> Vec<bool> {
+    let mut kept: Vec<bool> = weighed.iter().map(|weighed| !weighed).collect();
+    let first = weighed.iter().filter(|weighed| **weighed).count().min(keep);
+    // The weighed ones are all that is not marked yet.
+    mark_best(&mut kept, candidates, scores, first);
+    for (kept, weighed) in kept.iter_mut().zip(&weighed) {
+        *kept &= weighed;
+    }
+    let newest = (keep - first) / 2;
+    let others = (0..candidates.len()).rev().filter(|&index| !weighed[index]);
+    others.take(newest).for_each(|index| kept[index] = true);
+    mark_best(&mut kept, candidates, scores, keep - first - newest);
     kept
 }
 

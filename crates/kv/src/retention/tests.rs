@@ -112,6 +112,13 @@ fn h2o_keeps_the_newest_half_and_blocks_live_and_die_together() {
     let old_first: Vec<i64> = event.candidates.iter().map(|p| -i64::from(p.0)).collect();
     let kept = select(&options, &marks, &event, &old_first).kept;
     assert_eq!(kept, [positions(10..22), positions(82..94)].concat());
+    // Own messages come first: 20 + 25 of them are candidates, more than stay.
+    let weighted = Retention { role_weight: 16.0, user_weight: 8.0, ..options };
+    let flat = vec![1_000; event.candidates.len()];
+    let kept = select(&weighted, &marks, &event, &flat).kept;
+    assert!(kept.iter().all(|p| matches!(marks.at(p.0).0, Origin::Assistant | Origin::User)), "{kept:?}");
+    let own = kept.iter().filter(|p| marks.at(p.0).0 == Origin::Assistant).count();
+    assert_eq!((kept.len(), own), (24, 20));
     let blocks = Retention { block_tokens: 16, ..retention(Policy::IntentQuery) };
     let kept = select(&blocks, &marks, &event, &old_first).kept;
     assert_eq!(kept, [positions(10..16), positions(16..32), positions(46..48)].concat());
