@@ -221,7 +221,6 @@ impl Engine {
             budget,
             live: session.map.live_positions(),
             len,
-            marks: &session.marks,
             protected: session.protected,
             span: span.clone(),
             pins: &[],

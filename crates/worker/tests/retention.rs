@@ -198,7 +198,6 @@ impl Harness {
                     budget: retention.budget_tokens,
                     live: &left,
                     len,
-                    marks: &running.keep.marks,
                     protected: running.keep.protected,
                     span,
                     pins: &[],

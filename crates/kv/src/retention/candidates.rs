@@ -5,8 +5,6 @@ use std::ops::Range;
 use hawser_common::Position;
 use hawser_common::retention::{Policy, Retention};
 
-use super::marks::Marks;
-
 /// Least tokens of a query span that are forced.
 const LEAST_SPAN: u32 = 32;
 
@@ -20,7 +18,6 @@ pub struct Situation<'a> {
     pub live: &'a [Position],
     /// N.
     pub len: u32,
-    pub marks: &'a Marks,
     /// π: the system message and the tools, as rendered.
     pub protected: u32,
     /// [qs, qe): what the request asks.

@@ -30,14 +30,13 @@ fn retention(policy: Policy) -> Retention {
     }
 }
 
-fn situation<'a>(retention: &'a Retention, live: &'a [Position], marks: &'a Marks) -> Situation<'a> {
+fn situation<'a>(retention: &'a Retention, live: &'a [Position]) -> Situation<'a> {
     let len = live.last().map_or(0, |last| last.0 + 1);
     Situation {
         retention,
         budget: retention.budget_tokens,
         live,
         len,
-        marks,
         protected: 10,
         span: len - 6..len,
         pins: &[],
@@ -47,22 +46,22 @@ fn situation<'a>(retention: &'a Retention, live: &'a [Position], marks: &'a Mark
 #[test]
 fn what_is_forced_is_no_candidate() {
     let options = Retention { recent_tokens: 8, ..retention(Policy::Streaming) };
-    let (live, marks) = (positions(0..100), marks(100));
+    let live = positions(0..100);
     let pins = [30..33, 50..70];
-    let event = Event::new(&Situation { pins: &pins, ..situation(&options, &live, &marks) });
+    let event = Event::new(&Situation { pins: &pins, ..situation(&options, &live) });
     let left: Vec<Position> =
         positions(10..100).into_iter().filter(|p| p.0 < 92 && !(50..70).contains(&p.0)).collect();
     assert_eq!(event.candidates, left, "the last pin takes all of half a budget");
     assert_eq!((event.forced, event.keep, event.overflow), (38, 2, false));
-    let small = Event::new(&Situation { budget: 12, ..situation(&options, &live, &marks) });
+    let small = Event::new(&Situation { budget: 12, ..situation(&options, &live) });
     assert!(small.overflow && small.keep == 0, "forced is 10 + 8");
 }
 
 #[test]
 fn a_long_span_is_forced_only_at_its_end() {
     let options = Retention { span_cap: true, budget_tokens: 400, ..retention(Policy::Streaming) };
-    let (live, marks) = (positions(0..900), marks(900));
-    let event = Event::new(&Situation { span: 200..899, ..situation(&options, &live, &marks) });
+    let live = positions(0..900);
+    let event = Event::new(&Situation { span: 200..899, ..situation(&options, &live) });
     assert_eq!(event.candidates, positions(10..799), "a quarter of the budget is forced");
 }
 
@@ -71,7 +70,7 @@ fn baselines_choose_as_their_names_say() {
     let (live, marks) = (positions(0..100), marks(100));
     let chosen = |policy| {
         let options = retention(policy);
-        let event = Event::new(&situation(&options, &live, &marks));
+        let event = Event::new(&situation(&options, &live));
         let scores = local_scores(&options, &marks, &event.candidates);
         select(&options, &marks, &event, &scores).kept
     };
@@ -89,7 +88,7 @@ fn baselines_choose_as_their_names_say() {
 fn ties_go_to_the_later_position_and_weights_act_on_relative_scores() {
     let (live, marks) = (positions(0..100), marks(100));
     let options = retention(Policy::IntentQuery);
-    let event = Event::new(&situation(&options, &live, &marks));
+    let event = Event::new(&situation(&options, &live));
     let equal = vec![7; event.candidates.len()];
     assert_eq!(select(&options, &marks, &event, &equal).kept, positions(70..94));
     let weighted = Retention { role_weight: 0.5, ..options.clone() };
@@ -108,7 +107,7 @@ fn ties_go_to_the_later_position_and_weights_act_on_relative_scores() {
 fn h2o_keeps_the_newest_half_and_blocks_live_and_die_together() {
     let (live, marks) = (positions(0..100), marks(100));
     let options = retention(Policy::H2o);
-    let event = Event::new(&situation(&options, &live, &marks));
+    let event = Event::new(&situation(&options, &live));
     let old_first: Vec<i64> = event.candidates.iter().map(|p| -i64::from(p.0)).collect();
     let kept = select(&options, &marks, &event, &old_first).kept;
     assert_eq!(kept, [positions(10..22), positions(82..94)].concat());

@@ -146,7 +146,6 @@ impl Scheduler {
             budget,
             live: &live,
             len,
-            marks: &keep.marks,
             protected: keep.protected,
             span: keep.span.start.min(len)..keep.span.end.min(len),
             pins: &keep.pins,
