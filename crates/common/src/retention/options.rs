@@ -54,7 +54,7 @@ pub struct Retention {
 impl Default for Retention {
     fn default() -> Self {
         Self {
-            policy: Policy::H2o,
+            policy: Policy::RolePrior,
             budget_tokens: 0,
             trigger_tokens: 512,
             sink_tokens: 4,
