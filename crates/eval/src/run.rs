@@ -12,6 +12,9 @@ use crate::replay::{Reference, RequestOutcome, closed_loop, open_loop, reference
 use crate::report::{BudgetLabel, Mode, PrefixHit, Scores, SessionResult, TurnResult};
 use crate::session::{Engine, SessionError};
 
+/// Options that a replay sets itself, or has no use for.
+const NOT_REPLAYED: &[&str] = &["policy", "budget_tokens", "bounded", "adaptive_min_tokens"];
+
 /// Stands for what is shipped: the default policy with its options.
 const DEFAULT: &str = "default";
 
@@ -31,6 +34,10 @@ pub enum CandidateError {
     Policy { found: String },
     #[error("{found:?} is no option; write option=value")]
     Option { found: String },
+    #[error("{found:?} has an empty name; write name@policy")]
+    Name { found: String },
+    #[error("option {option} is no part of a replay: budgets are given apart, one session runs at a time")]
+    NotReplayed { option: String },
     #[error("option {option}: {source}")]
     Value { option: String, source: serde_json::Error },
     #[error(transparent)]
@@ -44,6 +51,9 @@ impl Candidate {
     /// [`CandidateError`] names what is unknown or out of its bounds.
     pub fn parse(text: &str) -> Result<Self, CandidateError> {
         let (name, rest) = text.split_once('@').unwrap_or((text, text));
+        if name.is_empty() {
+            return Err(CandidateError::Name { found: text.to_owned() });
+        }
         let mut parts = rest.split(':');
         let found = parts.next().unwrap_or_default();
         let mut retention = Retention { trigger_tokens: 0, ..Retention::default() };
@@ -57,6 +67,9 @@ impl Candidate {
             let Some((option, value)) = part.split_once('=') else {
                 return Err(CandidateError::Option { found: part.to_owned() });
             };
+            if NOT_REPLAYED.contains(&option) {
+                return Err(CandidateError::NotReplayed { option: option.to_owned() });
+            }
             let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
             retention = with(&retention, option, value)
                 .map_err(|source| CandidateError::Value { option: option.to_owned(), source })?;
@@ -213,13 +226,15 @@ mod tests {
         let shipped = Retention { trigger_tokens: 0, ..Retention::default() };
         assert_eq!(Candidate::parse("default").unwrap().retention, shipped);
         let named =
-            Candidate::parse("ours@answer-rows:aggregation=max:role_weight=2.5:bounded=true").unwrap();
+            Candidate::parse("ours@answer-rows:aggregation=max:role_weight=2.5:span_cap=false").unwrap();
         assert_eq!(named.name, "ours");
         assert_eq!(named.retention.aggregation, Aggregation::Max);
-        assert_eq!((named.retention.role_weight, named.retention.bounded), (2.5, true));
+        assert_eq!((named.retention.role_weight, named.retention.span_cap), (2.5, false));
         for (text, says) in [
             ("lru", "\"lru\" is no policy"),
-            ("h2o:bounded", "write option=value"),
+            ("h2o:recent_tokens", "write option=value"),
+            ("h2o:bounded=true", "bounded is no part of a replay"),
+            ("@h2o", "empty name"),
             ("h2o:colour=red", "unknown field `colour`"),
             ("snapkv:pool_positions=4", "pool_positions is 4"),
         ] {

@@ -56,8 +56,8 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = NonZeroUsize::new(2).unwrap_or(NonZeroUsize::MIN))]
     threads: NonZeroUsize,
     /// Repetitions
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    runs: usize,
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
+    runs: u16,
     /// Print JSON instead of a table
     #[arg(long)]
     json: bool,
@@ -66,6 +66,12 @@ pub struct Options {
 pub fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     let path = models::resolve(&options.model, &global.model_dir)?;
     let checkpoint = Checkpoint::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+    let context = checkpoint.config().context_length;
+    anyhow::ensure!(
+        options.tokens <= context,
+        "--tokens is {}; the model's context holds {context}",
+        options.tokens
+    );
     let model = Model::load(&checkpoint)?;
     let (slots, threads) = (options.tokens + 2, options.threads);
     let executor = Executor::new(model, ExecutorOptions { slots, row_type: RowType::F16, threads })?;
@@ -75,7 +81,7 @@ pub fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     let candidates =
         options.policies.iter().map(|text| Candidate::parse(text)).collect::<Result<Vec<_>, _>>()?;
     let mut timed: Vec<Vec<Timed>> = vec![Vec::new(); candidates.len()];
-    for round in 0..options.runs.max(1) {
+    for round in 0..options.runs {
         for (candidate, timed) in candidates.iter().zip(&mut timed) {
             error(format!("  {} ({} of {}) …", candidate.name, round + 1, options.runs));
             let mut retention = candidate.retention.clone();

@@ -215,8 +215,8 @@ fn footnotes(summary: &Summary) -> String {
             .to_owned(),
         "**arg.**: over the tokens of values that occur earlier in the session; sessions without any are left out."
             .to_owned(),
-        "**reads**: rows read while decoding, for scoring and to copy rows back, over the rows that the full cache \
-         reads. Prefill, and with it the refill of revived rows, is apart."
+        "**reads**: rows read while decoding and for scoring, over the rows that the full cache reads. Prefill is \
+         apart."
             .to_owned(),
         "**peak live**: most live tokens over the session's length. **hits**: matched prompt tokens, live or dead \
          (skipped), over prompt tokens. **scoring ms**: per prune event."

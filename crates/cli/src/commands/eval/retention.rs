@@ -1,5 +1,6 @@
 //! `hawser eval retention`: replay, compare, report. Taken up again where it stopped.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
@@ -127,6 +128,13 @@ pub fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     let clock = Clock::system();
     let candidates =
         options.policies.iter().map(|text| Candidate::parse(text)).collect::<Result<Vec<_>, _>>()?;
+    let names: BTreeSet<&str> = candidates.iter().map(|candidate| candidate.name.as_str()).collect();
+    anyhow::ensure!(
+        names.len() == candidates.len(),
+        "two policies have one name; write name@policy:option=value"
+    );
+    let budgets: BTreeSet<&BudgetLabel> = options.budgets.iter().collect();
+    anyhow::ensure!(budgets.len() == options.budgets.len(), "a budget is given twice");
     let modes = options.mode.iter().map(|mode| match mode {
         ModeOption::Closed => Mode::ClosedLoop,
         ModeOption::Open => Mode::OpenLoop,
