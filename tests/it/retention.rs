@@ -145,6 +145,12 @@ async fn pins_stay_releases_go_and_what_is_outside_is_refused() {
     assert_eq!(usage.evicted_tokens, 100, "80 released, 20 more to the budget");
     let pinned = wire::Intent { pin_tokens: span(10, 60), ..Default::default() };
     run(&cluster.client, with("pinned", pinned)).await.unwrap();
+    let tokens = cluster.client.inspect_session("pinned").await.unwrap().tokens;
+    let is_dead = |at: usize| tokens[at].state() == wire::TokenState::Dead;
+    assert!(
+        (10..60).all(|at| !is_dead(at)) && is_dead(9) && is_dead(60),
+        "what is pinned stays, its neighbours go"
+    );
     let meant = wire::Intent { text: "Which codes were given at the desk?".to_owned(), ..Default::default() };
     let hinted = wire::GenerateRequest {
         retention: Some(retention("intent-memory", 200)),

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use hawser_common::Position;
 use hawser_common::retention::{Policy, Retention};
-use hawser_common::{Position, SlotId};
 use hawser_kv::retention::{
     Event, Evidence, Marks, Observed, PruneLog, Selection, Situation, is_due, local_scores, select,
 };
@@ -263,10 +263,4 @@ impl Engine {
 
 fn position(index: usize) -> Position {
     Position(u32::try_from(index).expect("positions are 32-bit"))
-}
-
-/// Slots of a session's live positions, for checks.
-#[must_use]
-pub fn live_slots(session: &Session) -> &[SlotId] {
-    session.map.live()
 }

@@ -118,15 +118,17 @@ impl Scheduler {
     /// Prepares the prune that follows a step which ends at `end`, if one is due: after the prompt's last row, and with
     /// `bounded` after any chunk.
     pub(super) fn prepare_prune(&mut self, index: usize, end: usize) -> bool {
+        let sequence = &self.running[index];
+        let whole = end == sequence.prompt;
+        let bounded = sequence.keep.retention.bounded;
+        let happened = sequence.log.next_from(end).is_some_and(|record| record.at as usize == end);
+        if end > sequence.prompt || !(whole || bounded) || end <= sequence.held || happened {
+            return false;
+        }
         let total = self.pool.usable();
         let used = total - self.pool.free() - self.given_up_first(index);
         let sequence = &mut self.running[index];
         let keep = &sequence.keep;
-        let whole = end == sequence.prompt;
-        let happened = sequence.log.next_from(end).is_some_and(|record| record.at as usize == end);
-        if end > sequence.prompt || !(whole || keep.retention.bounded) || end <= sequence.held || happened {
-            return false;
-        }
         let released: Vec<Position> = if whole { released(sequence) } else { Vec::new() };
         let live: Vec<Position> = sequence
             .map
