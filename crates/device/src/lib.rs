@@ -1,14 +1,15 @@
 //! CPU kernels over slot lists and packed weights; the only crate with unsafe code.
 //!
 //! Owns the memory that kernels read ([`memory`]), the threads they run on ([`threads`]), which instructions they
-//! may use ([`cpu`]), the KV rows ([`kv`]), the arithmetic of a layer ([`attention`], [`linear`], [`ops`]) and the
-//! scores by which history is kept ([`score`]).
+//! may use ([`cpu`]), the KV rows ([`kv`]), the arithmetic of a layer ([`attention`], [`linear`], [`ops`]), the
+//! scores by which history is kept ([`score`]) and what crosses the ranks of a group ([`collective`]).
 //! Promises that a row's result depends on its own inputs only: never on the rows batched with it, on how a prompt
 //! was cut into chunks, or on the number of threads. Never allocates in a step, never decides which slots are live,
 //! never reads a clock or a configuration.
 #![allow(unsafe_code, reason = "SIMD, raw memory and the thread pool live here, and nowhere else")]
 
 pub mod attention;
+pub mod collective;
 pub mod cpu;
 pub mod error;
 pub mod kv;
