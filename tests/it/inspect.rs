@@ -15,6 +15,7 @@ const SINKS: u32 = 4;
 fn pruned(policy: &str, request: wire::GenerateRequest) -> wire::GenerateRequest {
     let retention = wire::Retention {
         policy: policy.to_owned(),
+        revive: Some(false),
         budget_tokens: BUDGET,
         trigger_tokens: Some(0),
         sink_tokens: Some(SINKS),
@@ -65,6 +66,7 @@ async fn check(client: &Client, session: &str, turns: &[Answer]) -> wire::Inspec
             continue;
         }
         let event = wire::PruneEvent {
+            revived: 0,
             turn: number,
             at: usage.prompt_tokens,
             live_before: BUDGET + usage.evicted_tokens,

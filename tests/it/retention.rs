@@ -10,6 +10,7 @@ fn retention(policy: &str, budget_tokens: u32) -> wire::Retention {
         policy: policy.to_owned(),
         budget_tokens,
         trigger_tokens: Some(0),
+        revive: Some(false),
         ..Default::default()
     }
 }
@@ -103,6 +104,71 @@ async fn r1_a_prune_of_one_session_is_not_seen_by_another_with_the_same_prompt()
     assert!(usage.evicted_tokens > 150 && usage.freed_slots < 30, "{usage:?}");
     let again = run(&cluster.client, token_request("again", &prompt, 12)).await.unwrap();
     assert_eq!(again.tokens, cold.tokens);
+    cluster.stop().await;
+}
+
+fn reviving(policy: &str, budget_tokens: u32) -> wire::Retention {
+    wire::Retention { revive: Some(true), revive_margin: Some(0.0), ..retention(policy, budget_tokens) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_comes_back_from_the_archive_is_what_went_also_after_a_demotion() {
+    // The last turn asks what the first one asked: the model looks for it there.
+    let asked = [100, 101, 102, 103, 100].map(|seed| words(seed, 120));
+    for policy in ["role-prior", "snapkv", "random"] {
+        let keep = reviving(policy, 150);
+        let roomy = Cluster::start(1, |options| options.archive_slots = 1_000).await;
+        let mut log = Vec::new();
+        let mut expected = Vec::new();
+        for new in &asked {
+            expected.push(turn(&roomy, "s", &mut log, new, &keep).await);
+        }
+        roomy.stop().await;
+        let revived: u32 = expected.iter().map(|answer| answer.usage().revived_tokens).sum();
+        assert!(revived > 0 || policy != "random", "nothing came back, although anything may go");
+        for answer in &expected {
+            let usage = answer.usage();
+            assert!(usage.revived_tokens <= 150 / 8 && usage.peak_live_tokens <= 150 + 8 + 121, "{usage:?}");
+            assert_eq!(usage.revived_tokens, usage.copied_rows, "nobody shares these rows");
+        }
+        let tight = |options: &mut hawser_worker::WorkerOptions| {
+            (options.kv_slots, options.archive_slots) = (900, 1_000);
+        };
+        let cluster = Cluster::start(1, tight).await;
+        let mut log = Vec::new();
+        for ((index, expected), new) in (0..).zip(&expected).zip(&asked) {
+            let answer = turn(&cluster, "s", &mut log, new, &keep).await;
+            assert_eq!(answer.tokens, expected.tokens, "{policy}, turn {index}");
+            assert_eq!(
+                answer.usage().revived_tokens,
+                expected.usage().revived_tokens,
+                "{policy}, turn {index}"
+            );
+            if index > 0 {
+                assert!(answer.usage().reused_tokens < 30, "its rows were given up: {:?}", answer.usage());
+            }
+            run(&cluster.client, token_request("", &words(300 + index, 880), 4)).await.unwrap();
+        }
+        cluster.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_another_session_still_has_comes_back_without_a_copy() {
+    let cluster = Cluster::start(1, |_| {}).await;
+    // What is asked last was said first.
+    let prompt = [words(210, 100), words(212, 150), words(210, 50)].concat();
+    run(&cluster.client, token_request("holder", &prompt, 4)).await.unwrap();
+    let mut log = Vec::new();
+    let keep = reviving("streaming", 200);
+    let usage = turn(&cluster, "pruned", &mut log, &prompt, &keep).await.usage();
+    assert_eq!(usage.shared_tokens, 299);
+    assert!(usage.revived_tokens > 0 && usage.copied_rows == 0, "{usage:?}");
+    cluster.client.close_session("holder").await.unwrap();
+    let again = turn(&cluster, "pruned", &mut log, &words(211, 50), &keep).await;
+    assert_eq!(again.usage().prefilled_tokens, 51);
+    cluster.client.close_session("pruned").await.unwrap();
+    cluster.wait_until_empty().await;
     cluster.stop().await;
 }
 

@@ -7,5 +7,6 @@ mod fixtures;
 mod forward;
 mod gguf;
 mod greedy;
+mod revival;
 mod sessions;
 mod text;

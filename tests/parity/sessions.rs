@@ -138,7 +138,7 @@ fn check(name: &str, chunk: usize) -> Result<()> {
     for (number, golden) in golden.sessions.iter().enumerate() {
         let threads = NonZeroUsize::new(2).context("two threads")?;
         let options = ExecutorOptions { slots: 600, row_type: RowType::F32, threads };
-        let mut engine = Engine::new(Executor::new(Arc::clone(&model), options)?, chunk);
+        let mut engine = Engine::new(Executor::new(Arc::clone(&model), options)?, chunk, 0);
         let mut session = open(&mut engine, golden)?;
         let mut errors = Errors::default();
         for (index, golden_turn) in golden.turns.iter().enumerate() {

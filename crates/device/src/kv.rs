@@ -149,6 +149,45 @@ impl KvRows {
         }
     }
 
+    /// Makes a slot's rows those of another, bit for bit.
+    ///
+    /// # Panics
+    /// If a slot is out of range or `to` is dead: bugs of the caller.
+    pub fn copy(&mut self, from: SlotId, to: SlotId) {
+        assert!(!to.is_dead(), "the dead slot is never written");
+        for layer in 0..self.shape.layers {
+            let source = self.slot_at(layer, from)..self.slot_at(layer, from) + self.shape.slot_stride();
+            let target = self.slot_at(layer, to);
+            match &mut self.items {
+                Items::F32(items) => items.copy_within(source, target),
+                Items::F16(items) | Items::Bf16(items) => items.copy_within(source, target),
+            }
+        }
+    }
+
+    /// Makes a slot's keys the mean of those of others, rounded to the row type, and its values zero.
+    ///
+    /// # Panics
+    /// If a slot is out of range, `to` is dead, or `of` is empty: bugs of the caller.
+    pub fn write_mean(&mut self, of: &[SlotId], to: SlotId) {
+        let KvShape { layers, kv_heads, head_dim, .. } = self.shape;
+        let (mut sum, mut key) = (vec![0.0; kv_heads * head_dim], vec![0.0; head_dim]);
+        let none = vec![0.0; kv_heads * head_dim];
+        let share = 1.0 / of.len() as f32;
+        assert!(!of.is_empty(), "a mean has terms");
+        for layer in 0..layers {
+            sum.fill(0.0);
+            for &slot in of {
+                for (head, sum) in sum.chunks_exact_mut(head_dim).enumerate() {
+                    self.key(layer, slot, head, &mut key);
+                    sum.iter_mut().zip(&key).for_each(|(sum, key)| *sum += key);
+                }
+            }
+            sum.iter_mut().for_each(|sum| *sum *= share);
+            self.write(layer, &[to], &sum, &none);
+        }
+    }
+
     /// The key as attention sees it: post-RoPE, rounded to the row type. `out`: `[D]`.
     pub fn key(&self, layer: usize, slot: SlotId, kv_head: usize, out: &mut [f32]) {
         self.load(self.key_at(layer, slot, kv_head), out);

@@ -29,6 +29,10 @@ pub struct RequestOutcome {
     pub peak_live: usize,
     pub evicted: usize,
     pub freed: usize,
+    /// Positions that came back, those that went for them, and rows copied out of the archive.
+    pub revived: usize,
+    pub exchanged: usize,
+    pub copied_rows: usize,
     /// Prompt tokens in all, those that were there and live, there and dead.
     pub prompt: usize,
     pub hit_live: usize,
@@ -205,9 +209,16 @@ fn run_request(
     outcome.peak_live = session.map.live().len();
     let prefilled = clock.now();
     let pruned = engine.prune(session, &request.span)?;
+    let revived = engine.revive(session, &request.span)?;
     let scored = clock.now();
     let answer = &trace.tokens[request.answer.clone()];
     count(&mut outcome, session, pruned, answer.len());
+    if let Some(revived) = revived {
+        outcome.revived = revived.exchanged.revived.len();
+        outcome.exchanged = revived.exchanged.evicted.len();
+        outcome.copied_rows = revived.copied;
+        outcome.rows_scored += (revived.scored / 2) as u64;
+    }
     session.marks = marks_to(trace, request.answer.end);
     outcome.score = scored.since(prefilled);
     outcome.prefill = prefilled.since(started);

@@ -62,6 +62,8 @@ impl Candidate {
             retention.policy = Policy::parse(found).ok_or_else(unknown)?;
             (retention.role_weight, retention.user_weight) = (0.0, 0.0);
             retention.mass_every = 1;
+            retention.revive = false;
+            retention.window_rows = 32;
         }
         for part in parts {
             let Some((option, value)) = part.split_once('=') else {
@@ -198,10 +200,10 @@ fn turn(outcome: &RequestOutcome) -> TurnResult {
         scoring_rows: outcome.rows_scored as f64,
         events: outcome.events,
         budget_overflow: u32::from(outcome.overflow),
-        revived: 0,
+        revived: outcome.revived as u64,
         refilled: 0,
-        copied: 0,
-        evicted: outcome.evicted as u64,
+        copied: outcome.copied_rows as u64,
+        evicted: (outcome.evicted + outcome.exchanged) as u64,
         freed: outcome.freed as u64,
         peak_live: outcome.peak_live as u64,
         prompt_tokens: outcome.prompt as u64,

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use hawser_common::Position;
 use hawser_common::retention::{Policy, Retention};
+use hawser_common::{Position, SlotId};
 use hawser_kv::retention::{
-    Event, Evidence, Marks, Observed, PruneLog, Selection, Situation, is_due, local_scores, select,
+    Dead, Event, Evidence, Exchange, Marks, Observed, PruneLog, PruneRecord, Selection, Situation, exchange,
+    is_due, local_scores, revival_evidence, select,
 };
-use hawser_kv::{EvictError, PoolExhausted, SlotMap, SlotPool};
+use hawser_kv::{Archive, ArchiveId, EvictError, PoolExhausted, SlotMap, SlotPool};
 use hawser_model::executor::{
     Batch, Executor, LogitRows, Logits, MemoryId, Observe, Recursion, ScoreRequest, Sequence, StepError,
 };
@@ -31,6 +32,7 @@ pub struct Engine {
     pub executor: Executor,
     pub pool: SlotPool,
     pub chunk: usize,
+    archive: Archive,
     next_memory: u64,
 }
 
@@ -44,6 +46,7 @@ pub struct Session {
     /// π
     pub protected: u32,
     memory: MemoryId,
+    archive: ArchiveId,
     /// The memory is another session's.
     borrows_memory: bool,
 }
@@ -58,11 +61,22 @@ pub struct Pruned {
     pub freed: usize,
 }
 
+/// What a revival did.
+#[derive(Clone, Debug)]
+pub struct Revived {
+    pub exchanged: Exchange,
+    /// Keys that were scored.
+    pub scored: usize,
+    /// Rows copied back.
+    pub copied: usize,
+}
+
 impl Engine {
     #[must_use]
-    pub fn new(executor: Executor, chunk: usize) -> Self {
-        let pool = SlotPool::new(executor.kv().shape().slots);
-        Self { executor, pool, chunk, next_memory: 0 }
+    pub fn new(executor: Executor, chunk: usize, archive: usize) -> Self {
+        let slots = executor.kv().shape().slots - archive;
+        let (pool, archive) = (SlotPool::new(slots), Archive::new(slots, archive));
+        Self { executor, pool, chunk, archive, next_memory: 0 }
     }
 
     /// A session without tokens.
@@ -70,7 +84,8 @@ impl Engine {
         let memory = MemoryId(self.next_memory);
         self.next_memory += 1;
         let (map, marks, log) = (SlotMap::new(), Marks::default(), PruneLog::default());
-        Session { retention, map, marks, log, protected, memory, borrows_memory: false }
+        let archive = self.archive.open();
+        Session { retention, map, marks, log, protected, memory, archive, borrows_memory: false }
     }
 
     /// A session without tokens that scores by the memory of `other`, which never evicts.
@@ -83,6 +98,7 @@ impl Engine {
             log: PruneLog::default(),
             protected: other.protected,
             memory: other.memory,
+            archive: other.archive,
             borrows_memory: true,
         }
     }
@@ -120,6 +136,7 @@ impl Engine {
     /// Gives a session's slots back.
     pub fn close(&mut self, mut session: Session) {
         session.map.clear(&mut self.pool);
+        self.archive.forget(session.archive);
         if !session.borrows_memory {
             self.executor.forget_memory(session.memory);
         }
@@ -178,7 +195,11 @@ impl Engine {
             hint: false,
             window: in_batch(observed.window),
             restart_window: observed.restart,
-            window_rows: if evidence == Evidence::Window { retention.window_rows as usize } else { 0 },
+            window_rows: if evidence == Evidence::Window || retention.revive {
+                retention.window_rows as usize
+            } else {
+                0
+            },
             mass: observed.mass.into_iter().map(in_batch).collect(),
         }
     }
@@ -235,9 +256,98 @@ impl Engine {
             &scores
         };
         let selection = select(&session.retention, &session.marks, &event, used);
-        let freed = session.map.evict(&selection.evicted, &mut self.pool)?;
-        session.log.push(len, selection.evicted.clone(), freed);
+        let freed = self.evict(session, &selection.evicted)?;
+        let evicted = selection.evicted.clone();
+        session.log.push(PruneRecord { at: len, evicted, freed: freed as u32, ..PruneRecord::default() });
         Ok(Some(Pruned { event, scores, selection, freed }))
+    }
+
+    fn evict(&mut self, session: &mut Session, evicted: &[Position]) -> Result<usize, EvictError> {
+        if session.retention.revive {
+            let slot = |&position: &Position| (position, session.map.slot(position).unwrap_or(SlotId::DEAD));
+            let rows: Vec<(Position, SlotId)> = evicted.iter().map(slot).collect();
+            let mut moves = Vec::new();
+            self.archive.store(session.archive, &rows, &mut moves);
+            moves.iter().for_each(|row| self.executor.move_row(row));
+        }
+        session.map.evict(evicted, &mut self.pool)
+    }
+
+    /// Brings dead positions back that the request attends to.
+    ///
+    /// # Errors
+    /// [`SessionError::Evict`], a bug.
+    pub fn revive(
+        &mut self,
+        session: &mut Session,
+        span: &Range<u32>,
+    ) -> Result<Option<Revived>, SessionError> {
+        let retention = &session.retention;
+        let blocks: Vec<(SlotId, Vec<Position>)> = self
+            .archive
+            .blocks(session.archive)
+            .map(|block| (block.digest, block.rows.iter().map(|row| row.0).collect()))
+            .collect();
+        if !retention.revive || !retention.prunes() || blocks.is_empty() {
+            return Ok(None);
+        }
+        let len = u32::try_from(session.map.len()).expect("positions are 32-bit");
+        let budget = retention.budget_tokens;
+        let event = Event::new(&Situation {
+            retention,
+            budget,
+            live: session.map.live_positions(),
+            len,
+            protected: session.protected,
+            span: span.clone(),
+            pins: &[],
+        });
+        let first = u32::try_from(blocks.len()).expect("fewer than 2^32 blocks");
+        let index: HashMap<Position, u32> =
+            session.map.live_positions().iter().copied().zip(first..).collect();
+        let candidates: Vec<u32> = (0..first).chain(event.candidates.iter().map(|p| index[p])).collect();
+        let keys: Vec<SlotId> =
+            blocks.iter().map(|block| block.0).chain(session.map.live().iter().copied()).collect();
+        let evidence = revival_evidence(retention.policy);
+        let request = ScoreRequest {
+            memory: session.memory,
+            evidence,
+            peek: None,
+            live: &keys,
+            candidates: &candidates,
+            positions: &[],
+            aggregation: retention.aggregation,
+            keep: event.keep,
+            pool: 1,
+            causal: evidence == Evidence::Window && retention.policy != Policy::AnswerRows,
+        };
+        let Some(scores) = self.executor.score(&request).map(|scores| scores.values) else { return Ok(None) };
+        let (digests, live) = scores.split_at(blocks.len());
+        let dead: Vec<Dead> = blocks
+            .into_iter()
+            .zip(digests)
+            .map(|((_, positions), &score)| Dead { positions, score })
+            .collect();
+        let exchanged = exchange(retention, &session.marks, (&event, budget), live, &dead);
+        let scored = candidates.len();
+        let mut moves = Vec::new();
+        let mut rows = Vec::new();
+        let mut at = exchanged.revived.iter().peekable();
+        while let Some(&position) = at.next() {
+            let Some(block) = self.archive.take(session.archive, position) else { continue };
+            let slots = self.pool.allocate(block.rows.len())?;
+            for (&(position, from), to) in block.rows.iter().zip(slots) {
+                moves.push(hawser_kv::RowMove::Copy { from, to });
+                rows.push((position, to));
+                at.next_if_eq(&&position);
+            }
+        }
+        moves.iter().for_each(|row| self.executor.move_row(row));
+        let freed = self.evict(session, &exchanged.evicted)?;
+        session.map.revive(&rows);
+        let (evicted, revived) = (exchanged.evicted.clone(), exchanged.revived.clone());
+        session.log.push(PruneRecord { at: len, evicted, revived, freed: freed as u32 });
+        Ok(Some(Revived { exchanged, scored, copied: moves.len() }))
     }
 
     fn score(&mut self, session: &Session, event: &Event) -> Option<Vec<i64>> {

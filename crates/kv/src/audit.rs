@@ -53,7 +53,7 @@ pub fn audit_with_tree<'a>(
     let mut holders: Vec<u32> = in_tree.iter().map(|&held| u32::from(held)).collect();
     for map in maps {
         check_live(map)?;
-        for slot in map.live() {
+        for slot in map.live().iter().copied().chain(map.parked()) {
             holders[slot.index()] += 1;
         }
     }

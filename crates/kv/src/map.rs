@@ -26,6 +26,8 @@ pub struct SlotMap {
     slots: Vec<SlotId>,
     live: Vec<SlotId>,
     live_positions: Vec<Position>,
+    /// Dead positions whose rows are kept aside, ascending: they come back when the session has been computed so far.
+    parked: Vec<(Position, SlotId)>,
     protected: u32,
 }
 
@@ -58,6 +60,11 @@ impl SlotMap {
         &self.live_positions
     }
 
+    /// Slots of dead positions that [`SlotMap::park`] keeps aside.
+    pub fn parked(&self) -> impl Iterator<Item = SlotId> {
+        self.parked.iter().map(|&(_, slot)| slot)
+    }
+
     /// Slot of a position; the dead slot if it was evicted, `None` past the end.
     #[must_use]
     pub fn slot(&self, position: Position) -> Option<SlotId> {
@@ -84,6 +91,8 @@ impl SlotMap {
     pub fn truncate(&mut self, len: usize, pool: &mut SlotPool) -> usize {
         let dropped = self.slots.drain(len.min(self.slots.len())..);
         let freed = dropped.filter(|slot| !slot.is_dead()).filter(|&slot| pool.release(slot)).count();
+        let parked = self.parked.partition_point(|(position, _)| position.index() < len);
+        let freed = freed + self.parked.drain(parked..).filter(|&(_, slot)| pool.release(slot)).count();
         let live = self.live_positions.partition_point(|position| position.index() < len);
         self.live.truncate(live);
         self.live_positions.truncate(live);
@@ -103,9 +112,53 @@ impl SlotMap {
             freed += usize::from(pool.release(slot));
         }
         self.live_positions.retain(|position| !self.slots[position.index()].is_dead());
+        self.list_live();
+        Ok(freed)
+    }
+
+    /// As [`SlotMap::evict`], but the rows stay held, for [`SlotMap::unpark`].
+    ///
+    /// # Errors
+    /// As [`SlotMap::evict`].
+    pub fn park(&mut self, positions: &[Position]) -> Result<(), EvictError> {
+        self.may_evict(positions)?;
+        for &position in positions {
+            let slot = std::mem::replace(&mut self.slots[position.index()], SlotId::DEAD);
+            self.parked.push((position, slot));
+        }
+        self.parked.sort_unstable();
+        self.live_positions.retain(|position| !self.slots[position.index()].is_dead());
+        self.list_live();
+        Ok(())
+    }
+
+    /// Makes those of the positions live again that are parked.
+    pub fn unpark(&mut self, positions: &[Position]) {
+        let wanted = |&mut (position, _): &mut (Position, SlotId)| positions.binary_search(&position).is_ok();
+        let rows: Vec<(Position, SlotId)> = self.parked.extract_if(.., wanted).collect();
+        self.revive(&rows);
+    }
+
+    /// Makes dead positions, ascending, live again. The holding of their slots passes to the map.
+    pub fn revive(&mut self, rows: &[(Position, SlotId)]) {
+        if rows.is_empty() {
+            return;
+        }
+        for &(position, slot) in rows {
+            assert!(
+                !slot.is_dead() && self.slots[position.index()].is_dead(),
+                "only a dead position revives"
+            );
+            self.slots[position.index()] = slot;
+            self.live_positions.push(position);
+        }
+        self.live_positions.sort_unstable();
+        self.list_live();
+    }
+
+    fn list_live(&mut self) {
         self.live.clear();
         self.live.extend(self.live_positions.iter().map(|position| self.slots[position.index()]));
-        Ok(freed)
     }
 
     fn may_evict(&self, positions: &[Position]) -> Result<(), EvictError> {
@@ -131,13 +184,12 @@ impl SlotMap {
 
     /// A second map over the same rows; both hold every live slot.
     pub fn share(&self, pool: &mut SlotPool) -> Self {
-        for &slot in &self.live {
-            pool.retain(slot);
-        }
+        self.live.iter().copied().chain(self.parked()).for_each(|slot| pool.retain(slot));
         Self {
             slots: self.slots.clone(),
             live: self.live.clone(),
             live_positions: self.live_positions.clone(),
+            parked: self.parked.clone(),
             protected: self.protected,
         }
     }

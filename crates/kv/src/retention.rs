@@ -10,6 +10,7 @@ mod local;
 mod log;
 mod marks;
 mod observed;
+mod revive;
 mod select;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ pub use local::local_scores;
 pub use log::{PruneLog, PruneRecord};
 pub use marks::{Marks, Origin};
 pub use observed::Observed;
+pub use revive::{Dead, Exchange, exchange, revival_evidence};
 pub use select::{Selection, select};
 
 use hawser_common::retention::{Policy, Retention};

@@ -100,7 +100,7 @@ impl Worker {
     ) -> Result<WorkerHandle, StartError> {
         let group = GroupId::parse(&options.group).map_err(InvalidOptions::from)?;
         let tasks = Tasks::new();
-        let Loaded { executor, text, end_ids, context, slots, model, report } = loaded;
+        let Loaded { executor, text, end_ids, context, slots, archive_slots, model, report } = loaded;
         let limits = Limits {
             step_tokens: options.step_tokens,
             mixed_tokens: options.mixed_tokens,
@@ -109,8 +109,8 @@ impl Worker {
             share_prefixes: options.share_prefixes,
         };
         let queue = options.max_waiting + options.max_running;
-        let (driver, thread) = driver::spawn(executor, DriverOptions { limits, slots, queue }, clock.clone())
-            .map_err(StartError::Thread)?;
+        let bounds = DriverOptions { limits, slots, archive_slots, queue };
+        let (driver, thread) = driver::spawn(executor, bounds, clock.clone()).map_err(StartError::Thread)?;
         let record = record(&options, &group, &model, address, &driver);
         let ttl = Duration::from_millis(options.lease_ttl_ms);
         let registration = Registration::start(store, clock.clone(), &tasks, record, ttl).await?;

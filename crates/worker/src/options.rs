@@ -38,6 +38,11 @@ pub struct WorkerOptions {
     pub kv_slots: usize,
     /// Memory of the KV pool in MiB, where `kv_slots` is 0.
     pub kv_memory_mib: usize,
+    /// Copies of evicted tokens that are kept beside the pool, for sessions that revive; 0: as many as
+    /// `archive_memory_mib` has room for.
+    pub archive_slots: usize,
+    /// Memory of those copies in MiB, where `archive_slots` is 0. What is not needed is not touched; 0: none.
+    pub archive_memory_mib: usize,
     /// How KV rows are stored.
     pub kv_type: KvType,
     /// Longest prompt plus generation in tokens; 0: what the model was trained for.
@@ -78,6 +83,8 @@ impl Default for WorkerOptions {
             threads: 0,
             kv_slots: 0,
             kv_memory_mib: 1024,
+            archive_slots: 0,
+            archive_memory_mib: 256,
             kv_type: KvType::F16,
             context_tokens: 0,
             step_tokens: 256,
@@ -128,6 +135,8 @@ impl WorkerOptions {
         check("threads", self.threads, self.threads <= 512, "0 to 512")?;
         check("kv_slots", self.kv_slots, self.kv_slots != 1, "0, or at least 2 (one is the dead slot)")?;
         check("kv_slots", self.kv_slots, u32::try_from(self.kv_slots).is_ok(), "below 2^32")?;
+        let slots = self.kv_slots.saturating_add(self.archive_slots);
+        check("archive_slots", self.archive_slots, u32::try_from(slots).is_ok(), "below 2^32 with kv_slots")?;
         check("kv_memory_mib", self.kv_memory_mib, self.kv_memory_mib > 0, "at least 1")?;
         check("step_tokens", self.step_tokens, (1..=65_536).contains(&self.step_tokens), "1 to 65536")?;
         check("mixed_tokens", self.mixed_tokens, (1..=65_536).contains(&self.mixed_tokens), "1 to 65536")?;

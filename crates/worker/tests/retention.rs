@@ -10,11 +10,15 @@ use std::time::Duration;
 use hawser_common::clock::Tick;
 use hawser_common::retention::{Policy, Retention};
 use hawser_common::{Position, SessionId, SessionKey, SlotId, TenantId};
+use hawser_kv::RowMove;
 use hawser_kv::retention::{Event, Marks, Origin, Situation, is_due, local_scores, select};
 use hawser_worker::scheduler::{
-    Keep, Limits, PlanEntry, RowState, Scheduler, SequenceId, StepPlan, Submission, Verdict,
+    Keep, Limits, PlanEntry, RankChange, RowState, Scheduler, SequenceId, StepPlan, Submission, Verdict,
 };
 use proptest::prelude::*;
+
+/// Slots behind the pool for rows that may come back: too few for all.
+const ARCHIVE: usize = 100;
 
 fn key(index: usize) -> SessionKey {
     SessionKey { tenant: TenantId::single(), session: SessionId::parse(&format!("s{index}")).unwrap() }
@@ -79,13 +83,24 @@ struct Harness {
     sessions: Vec<Reference>,
     next_id: u64,
     now: Tick,
+    revived: usize,
 }
 
 impl Harness {
     fn new(limits: Limits, slots: usize, retention: Retention) -> Self {
-        let scheduler = Scheduler::new(limits, slots);
+        let scheduler = Scheduler::new(limits, slots, ARCHIVE);
         let (rows, running, sessions) = (HashMap::new(), HashMap::new(), vec![Reference::default(); 3]);
-        Self { scheduler, retention, limits, rows, running, sessions, next_id: 0, now: Tick::default() }
+        Self {
+            scheduler,
+            retention,
+            limits,
+            rows,
+            running,
+            sessions,
+            next_id: 0,
+            now: Tick::default(),
+            revived: 0,
+        }
     }
 
     fn is_busy(&self, session: usize) -> bool {
@@ -135,6 +150,7 @@ impl Harness {
         self.now = self.now.after(Duration::from_millis(1));
         let plan = self.scheduler.plan(self.now);
         assert!(plan.rows() <= self.limits.step_tokens);
+        plan.changes.iter().for_each(|change| self.change(change));
         let contexts: Vec<Vec<SlotId>> =
             self.scheduler.contexts(&plan).map(|(slots, _)| slots.to_vec()).collect();
         for (entry, context) in plan.entries.iter().zip(&contexts).filter(|(entry, _)| !entry.hint) {
@@ -144,6 +160,37 @@ impl Harness {
             self.finish(entry);
         }
         self.scheduler.audit().unwrap();
+    }
+
+    fn change(&mut self, change: &RankChange) {
+        match change {
+            RankChange::Move(RowMove::Copy { from, to }) => {
+                let row = self.rows[from];
+                self.rows.insert(*to, row);
+            }
+            RankChange::Move(RowMove::Digest { of, to }) => {
+                let sum = of.iter().fold(0, |sum: u64, slot| sum.wrapping_add(self.rows[slot]));
+                self.rows.insert(*to, sum);
+            }
+            _ => {}
+        }
+    }
+
+    /// Brings back what scores well by a hash of its key, which is what attention would see too.
+    fn revive(&mut self, id: SequenceId) {
+        for change in self.scheduler.take_changes() {
+            self.change(&change);
+        }
+        let Some(scoring) = self.scheduler.revival(id) else { return };
+        let score = |index: &u32| (self.rows[&scoring.live[*index as usize]] >> 20) as i64;
+        let scores: Vec<i64> = scoring.candidates.iter().map(score).collect();
+        let exchanged = self.scheduler.settle_revival(id, Some(&scores));
+        let live = &mut self.running.get_mut(&id).unwrap().reference.live;
+        for position in &exchanged.revived {
+            assert!(!std::mem::replace(&mut live[position.index()], true), "only the dead come back");
+        }
+        exchanged.evicted.iter().for_each(|position| live[position.index()] = false);
+        self.revived += exchanged.revived.len();
     }
 
     /// Computes an entry's rows from the slots it is given, and compares them with the reference's.
@@ -207,7 +254,9 @@ impl Harness {
             }
             evicted.iter().for_each(|position| running.reference.live[position.index()] = false);
             self.scheduler.settle(entry.sequence, None);
+            self.revive(entry.sequence);
         }
+        let running = self.running.get_mut(&entry.sequence).unwrap();
         if entry.sample {
             let token = u32::try_from(running.reference.rows.last().unwrap() % 40).unwrap();
             running.tokens.push(token);
@@ -245,7 +294,8 @@ impl Harness {
         let evicted: Vec<bool> = found.rows.iter().map(|row| *row == RowState::Evicted).collect();
         let dead: Vec<bool> = reference.live[..found.rows.len()].iter().map(|live| !live).collect();
         assert_eq!(evicted, dead, "what was evicted is dead, with its row given up or not");
-        let logged = found.prunes.iter().map(|record| record.evicted.len()).sum::<usize>();
+        let logged = found.prunes.iter().map(|r| r.evicted.len()).sum::<usize>()
+            - found.prunes.iter().map(|r| r.revived.len()).sum::<usize>();
         assert_eq!(logged, dead.iter().filter(|dead| **dead).count());
         let live = found.rows.iter().filter(|row| matches!(row, RowState::Own | RowState::Shared)).count();
         assert!(live <= self.scheduler.live(&key(session)));
@@ -277,7 +327,8 @@ enum Op {
 
 fn op() -> impl Strategy<Value = Op> {
     // Few tokens and a common beginning, so that prompts share rows.
-    let prompt = proptest::collection::vec(0..3u32, 1..50);
+    let prompt =
+        prop_oneof![proptest::collection::vec(0..3u32, 1..50), proptest::collection::vec(0..3u32, 60..160),];
     let submit = (proptest::option::weighted(0.8, 0..3usize), prompt, any::<bool>(), 1..10usize, 0..6u32);
     prop_oneof![
         5 => submit.prop_map(|(session, prompt, goes_on, max_new, release)| Op::Submit {
@@ -295,16 +346,18 @@ proptest! {
     #[test]
     fn r5_r7_e5_rows_have_seen_what_was_live_whatever_is_pruned_shared_demoted_or_aborted(
         ops in proptest::collection::vec(op(), 1..60),
-        slots in 90..200usize,
+        slots in 90..300usize,
         step_tokens in 2..32usize,
         max_running in 1..5usize,
-        budget in 10..40u32,
+        budget in prop_oneof![10..40u32, 64..140u32],
         trigger in 0..12u32,
         policy in prop_oneof![Just(Policy::Streaming), Just(Policy::Random), Just(Policy::Full)],
         bounded in any::<bool>(),
+        revive in any::<bool>(),
     ) {
         let retention = Retention {
-            policy, budget_tokens: budget, trigger_tokens: trigger, bounded, ..Retention::default()
+            policy, budget_tokens: budget, trigger_tokens: trigger, bounded, revive, revive_margin: 0.0,
+            ..Retention::default()
         };
         let limits =
             Limits { step_tokens, mixed_tokens: step_tokens, max_running, max_waiting: 8, share_prefixes: true };

@@ -44,7 +44,7 @@ fn next_token(tokens: &[u32]) -> u32 {
 impl Harness {
     fn new(limits: Limits, slots: usize) -> Self {
         Self {
-            scheduler: Scheduler::new(limits, slots),
+            scheduler: Scheduler::new(limits, slots, 0),
             limits,
             rows: HashMap::new(),
             active: HashMap::new(),
@@ -352,7 +352,7 @@ fn a_full_pool_preempts_the_youngest_and_every_sequence_still_gets_its_tokens() 
 fn a_deadline_ends_a_sequence_wherever_it_is() {
     let limits =
         Limits { step_tokens: 8, mixed_tokens: 8, max_running: 1, max_waiting: 4, share_prefixes: true };
-    let mut scheduler = Scheduler::new(limits, 100);
+    let mut scheduler = Scheduler::new(limits, 100, 0);
     let deadline = Some(Tick(Duration::from_millis(5)));
     for id in [1, 2] {
         let submission = Submission {

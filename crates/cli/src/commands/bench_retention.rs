@@ -75,7 +75,7 @@ pub fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     let model = Model::load(&checkpoint)?;
     let (slots, threads) = (options.tokens + 2, options.threads);
     let executor = Executor::new(model, ExecutorOptions { slots, row_type: RowType::F16, threads })?;
-    let mut engine = Engine::new(executor, 256);
+    let mut engine = Engine::new(executor, 256, 0);
     let course =
         Course { tokens: options.tokens, turn: usize::from(options.turn), decoded: options.decoded, seed: 1 };
     let candidates =

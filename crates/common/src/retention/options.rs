@@ -41,6 +41,10 @@ pub struct Retention {
     pub adaptive_min_tokens: u32,
     /// Prune between the chunks of one long prompt too.
     pub bounded: bool,
+    /// Bring evicted positions back, from the archive or the prefix tree, when a request attends to them.
+    pub revive: bool,
+    /// δ: what comes back must score so much more than what goes for it, as a share.
+    pub revive_margin: f32,
     /// Of the random policy.
     pub seed: u64,
     /// Rows of the prompt or the answer that score.
@@ -54,7 +58,7 @@ pub struct Retention {
 impl Default for Retention {
     fn default() -> Self {
         Self {
-            policy: Policy::RolePrior,
+            policy: Policy::SnapKv,
             budget_tokens: 0,
             trigger_tokens: 512,
             sink_tokens: 4,
@@ -63,15 +67,17 @@ impl Default for Retention {
             aggregation: Aggregation::Sum,
             memory_decay: 0.5,
             age_decay: 0.0,
-            role_weight: 16.0,
-            user_weight: 8.0,
+            role_weight: 64.0,
+            user_weight: 16.0,
             block_tokens: 1,
             threshold: 0.0,
             threshold_min_tokens: 0,
             adaptive_min_tokens: 0,
             bounded: false,
+            revive: true,
+            revive_margin: 0.25,
             seed: 0,
-            window_rows: 32,
+            window_rows: 8,
             mass_every: 8,
             pool_positions: 5,
         }
@@ -119,6 +125,7 @@ impl Retention {
         real("age_decay", self.age_decay, 100.0, "0 to 100")?;
         real("role_weight", self.role_weight, 1e6, "0 to 1e6")?;
         real("user_weight", self.user_weight, 1e6, "0 to 1e6")?;
+        real("revive_margin", self.revive_margin, 1e6, "0 to 1e6")?;
         real("threshold", self.threshold, 1e6, "0 to 1e6")
     }
 }

@@ -75,3 +75,43 @@ fn impossible_shapes_are_typed_errors() {
     assert!(matches!(error(KvShape { head_dim: usize::MAX, ..shape }), DeviceError::TooLarge { .. }));
     assert_eq!(KvRows::new(shape, RowType::F16).unwrap().bytes(), 2 * 8 * 32 * 2);
 }
+
+proptest! {
+    #[test]
+    fn copies_are_equal_and_means_are_of_keys(
+        head_dim in 1usize..40, kv_heads in 1usize..4, rows in 0usize..3, count in 1u32..5,
+    ) {
+        let shape = KvShape { layers: 2, slots: 8, kv_heads, head_dim };
+        let mut kv = KvRows::new(shape, TYPES[rows]).unwrap();
+        (0..8).for_each(|slot| kv.poison(SlotId(slot)));
+        let width = kv_heads * head_dim;
+        for layer in 0..2 {
+            for slot in 1..=count {
+                let keys: Vec<f32> = (0..width).map(|i| ((i * 7 + layer) as f32 + slot as f32).sin()).collect();
+                kv.write(layer, &[SlotId(slot)], &keys, &keys);
+            }
+        }
+        let sources: Vec<SlotId> = (1..=count).map(SlotId).collect();
+        kv.copy(SlotId(1), SlotId(6));
+        kv.write_mean(&sources, SlotId(7));
+        let (mut a, mut b) = (vec![0.0; head_dim], vec![0.0; head_dim]);
+        for layer in 0..2 {
+            for head in 0..kv_heads {
+                for read in [KvRows::key as fn(&_, _, _, _, &mut [f32]), KvRows::value] {
+                    read(&kv, layer, SlotId(1), head, &mut a);
+                    read(&kv, layer, SlotId(6), head, &mut b);
+                    prop_assert_eq!(&a, &b);
+                }
+                let mut mean = vec![0.0; head_dim];
+                for &slot in &sources {
+                    kv.key(layer, slot, head, &mut a);
+                    mean.iter_mut().zip(&a).for_each(|(mean, key)| *mean += key / count as f32);
+                }
+                kv.key(layer, SlotId(7), head, &mut b);
+                prop_assert!(mean.iter().zip(&b).all(|(mean, key)| (mean - key).abs() < 0.01), "{mean:?} {b:?}");
+                kv.value(layer, SlotId(7), head, &mut b);
+                prop_assert!(b.iter().all(|&value| value == 0.0));
+            }
+        }
+    }
+}

@@ -6,18 +6,41 @@
 
 use hawser_common::Position;
 
-/// One prune.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What one event changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PruneRecord {
     /// N when it happened: rows from here on have seen its holes.
     pub at: u32,
     /// Ascending.
     pub evicted: Vec<Position>,
+    /// Dead before, live since; ascending.
+    pub revived: Vec<Position>,
     /// Slots that it returned to the pool: fewer where rows were shared, more where the prefix tree let go of others.
     pub freed: u32,
 }
 
-/// A session's prunes in order.
+impl PruneRecord {
+    /// This event and the next one as one. What the one evicts and the other revives is as it was.
+    fn then(&mut self, next: Self) {
+        let undone = |position: &mut Position, by: &[Position]| by.binary_search(position).is_ok();
+        let (mut evicted, mut revived) = (next.evicted, next.revived);
+        let kept: Vec<Position> = self.revived.extract_if(.., |p| undone(p, &evicted)).collect();
+        let back: Vec<Position> = self.evicted.extract_if(.., |p| undone(p, &revived)).collect();
+        evicted.retain(|position| kept.binary_search(position).is_err());
+        revived.retain(|position| back.binary_search(position).is_err());
+        self.evicted.extend(evicted);
+        self.evicted.sort_unstable();
+        self.revived.extend(revived);
+        self.revived.sort_unstable();
+        self.freed += next.freed;
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.evicted.is_empty() && self.revived.is_empty()
+    }
+}
+
+/// A session's events in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PruneLog {
     records: Vec<PruneRecord>,
@@ -35,49 +58,50 @@ impl PruneLog {
         self.records.first().map_or(usize::MAX, |first| first.at as usize)
     }
 
-    /// Writes a prune at length `at` down, which freed so many slots. One that evicted nothing leaves no trace.
-    pub fn push(&mut self, at: u32, evicted: Vec<Position>, freed: usize) {
-        if evicted.is_empty() {
+    /// Writes an event down. One that changed nothing leaves no trace.
+    pub fn push(&mut self, record: PruneRecord) {
+        if record.is_nothing() {
             return;
         }
-        let freed = u32::try_from(freed).expect("slot ids are 32-bit");
-        match self.records.last_mut().filter(|last| last.at == at) {
-            Some(last) => {
-                last.evicted.extend(evicted);
-                last.evicted.sort_unstable();
-                last.freed += freed;
-            }
-            None => self.records.push(PruneRecord { at, evicted, freed }),
+        match self.records.last_mut().filter(|last| last.at == record.at) {
+            Some(last) => last.then(record),
+            None => self.records.push(record),
         }
     }
 
-    /// The next prune that rows from `len` on must see, if one is at `len` or later.
+    /// The next event that rows from `len` on must see, if one is at `len` or later.
     #[must_use]
     pub fn next_from(&self, len: usize) -> Option<&PruneRecord> {
         let index = self.records.partition_point(|record| (record.at as usize) < len);
         self.records.get(index)
     }
 
-    /// Forgets the positions from `len` on. What later prunes evicted before `len` stays evicted: there is nothing to
-    /// compute it from again. Of the slots they freed, no more are counted than that.
+    /// Whether a position that the event at `at` evicts comes back later.
+    #[must_use]
+    pub fn comes_back(&self, at: u32, position: Position) -> bool {
+        let later = self.records.iter().rev().take_while(|record| record.at > at);
+        later.into_iter().any(|record| record.revived.binary_search(&position).is_ok())
+    }
+
+    /// Forgets the positions from `len` on. What later events changed before `len` stays: there is nothing to compute
+    /// it from again. Of the slots they freed, no more are counted than what stays evicted.
     pub fn truncate(&mut self, len: usize) {
         let cut = self.records.partition_point(|record| record.at as usize <= len);
         let late = self.records.split_off(cut);
-        let freed: usize = late.iter().map(|record| record.freed as usize).sum();
-        let evicted: Vec<Position> = late
-            .into_iter()
-            .flat_map(|record| record.evicted)
-            .filter(|position| position.index() < len)
-            .collect();
-        let mut evicted = evicted;
-        evicted.sort_unstable();
-        let freed = freed.min(evicted.len());
-        self.push(u32::try_from(len).expect("positions are 32-bit"), evicted, freed);
+        let mut net =
+            PruneRecord { at: u32::try_from(len).expect("positions are 32-bit"), ..Default::default() };
+        late.into_iter().for_each(|record| net.then(record));
+        let last = |positions: &[Position]| positions.partition_point(|position| position.index() < len);
+        net.evicted.truncate(last(&net.evicted));
+        net.revived.truncate(last(&net.revived));
+        net.freed = net.freed.min(u32::try_from(net.evicted.len()).expect("positions are 32-bit"));
+        self.push(net);
     }
 
-    /// Positions evicted in all.
+    /// Positions that are dead now.
     #[must_use]
-    pub fn evicted(&self) -> usize {
-        self.records.iter().map(|record| record.evicted.len()).sum()
+    pub fn dead(&self) -> usize {
+        self.records.iter().map(|record| record.evicted.len()).sum::<usize>()
+            - self.records.iter().map(|record| record.revived.len()).sum::<usize>()
     }
 }

@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use hawser_common::retention::{Policy, Retention};
 
+use super::Evidence;
 use super::marks::{Marks, Origin};
+use super::revive::revival_evidence;
 
 /// Of some consecutive positions, those whose queries count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,6 +37,9 @@ impl Observed {
                 let begins = rows.contains(&answer.start);
                 (last(both(&answer, rows)), begins)
             }),
+            _ if retention.revive && revival_evidence(retention.policy) == Evidence::Window => {
+                (both(&last(0..span.end), rows), false)
+            }
             _ => (0..0, false),
         };
         let mass = match retention.policy {

@@ -50,7 +50,12 @@ pub fn select(retention: &Retention, marks: &Marks, event: &Event, scores: &[i64
 }
 
 /// Scores with the prior of the agent's own messages and the decay by age. Where neither is asked for, as they are.
-fn weighted(retention: &Retention, marks: &Marks, candidates: &[Position], scores: &[i64]) -> Vec<i64> {
+pub(super) fn weighted(
+    retention: &Retention,
+    marks: &Marks,
+    candidates: &[Position],
+    scores: &[i64],
+) -> Vec<i64> {
     let mut scores = scores.to_vec();
     if retention.age_decay > 0.0 {
         let now = marks.turn();

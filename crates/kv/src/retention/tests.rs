@@ -132,11 +132,57 @@ fn the_budget_shrinks_with_the_pool() {
     assert!(is_due(&options, 40, 41) && !is_due(&options, 40, 40));
 }
 
+fn evicts(at: u32, evicted: Vec<Position>, freed: u32) -> PruneRecord {
+    PruneRecord { at, evicted, freed, ..PruneRecord::default() }
+}
+
+fn revives(at: u32, revived: Vec<Position>) -> PruneRecord {
+    PruneRecord { at, revived, ..PruneRecord::default() }
+}
+
+#[test]
+fn what_comes_back_is_logged_and_undone_changes_are_not() {
+    let mut log = PruneLog::default();
+    log.push(evicts(50, positions(10..20), 10));
+    log.push(revives(80, positions(12..15)));
+    assert_eq!((log.dead(), log.exact()), (7, 50));
+    assert!(log.comes_back(50, Position(12)) && !log.comes_back(50, Position(15)));
+    assert!(!log.comes_back(80, Position(12)), "only later events count");
+    log.push(evicts(80, positions(12..13), 1));
+    assert_eq!(log.records()[1].revived, positions(13..15), "of one length, what is undone is as it was");
+    assert_eq!(log.records()[1].evicted, vec![]);
+    log.push(evicts(90, positions(13..14), 1));
+    log.push(revives(95, positions(10..11)));
+    log.truncate(70);
+    let last = &log.records()[1];
+    assert_eq!((last.at, &last.evicted, &last.revived), (70, &vec![], &[10, 14].map(Position).to_vec()));
+    assert_eq!(log.dead(), 8);
+}
+
+#[test]
+fn what_attention_asks_for_comes_back_for_what_the_policy_values_least() {
+    let (live, marks) = (positions(60..100), marks(100));
+    let options = Retention { revive: true, revive_margin: 0.5, ..retention(Policy::Streaming) };
+    let event = Event::new(&Situation { budget: 64, ..situation(&options, &live) });
+    let block = |range, score| Dead { positions: positions(range), score };
+    let dead = [block(16..20, 30), block(32..36, 25), block(48..52, 14)];
+    let scores = vec![10; event.candidates.len()];
+    let chosen = |margin, budget| {
+        let options = Retention { revive_margin: margin, ..options.clone() };
+        exchange(&options, &marks, (&event, budget), &scores, &dead)
+    };
+    assert_eq!(chosen(0.5, 40).revived, positions(16..20), "C/8 = 5 is room for one block");
+    assert_eq!(chosen(0.5, 40).evicted, positions(60..64), "the oldest go for it");
+    assert_eq!(chosen(0.5, 80).revived, [positions(16..20), positions(32..36)].concat());
+    assert_eq!(chosen(0.5, 80).evicted, vec![], "below the budget there is room");
+    assert_eq!(chosen(9.0, 40), Exchange::default(), "not for a little more");
+}
+
 #[test]
 fn a_log_cut_short_keeps_what_cannot_come_back() {
     let mut log = PruneLog::default();
-    log.push(50, positions(10..20), 7);
-    log.push(80, positions(30..60), 30);
+    log.push(evicts(50, positions(10..20), 7));
+    log.push(evicts(80, positions(30..60), 30));
     assert_eq!(log.exact(), 50);
     assert_eq!(log.next_from(50).unwrap().at, 50);
     assert_eq!(log.next_from(51).unwrap().at, 80);

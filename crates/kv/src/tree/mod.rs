@@ -55,6 +55,17 @@ impl PrefixTree {
         self.find(namespace, tokens).rows
     }
 
+    /// Slots of the rows that `tokens` have, from the first, to look at: the caller holds none.
+    #[must_use]
+    pub fn rows(&self, namespace: &TenantId, tokens: &[u32]) -> Vec<SlotId> {
+        let found = self.find(namespace, tokens);
+        let up = |&id: &NodeId| self.nodes.node(id).parent.node();
+        let mut path: Vec<NodeId> = std::iter::successors(found.last, up).collect();
+        path.reverse();
+        let rows = path.iter().flat_map(|&id| self.nodes.node(id).rows.iter());
+        rows.take(found.rows).map(|row| row.slot).collect()
+    }
+
     /// Slots of the rows that `tokens` have, from the first, each with one more holder: the caller.
     #[must_use = "the caller holds these slots"]
     pub fn take(
@@ -132,39 +143,23 @@ impl PrefixTree {
         freed
     }
 
-    /// Slots that [`PrefixTree::evict_leaf`] would free now if it were called until it finds nothing.
-    #[must_use]
-    pub fn reclaimable(&self, pool: &SlotPool) -> usize {
-        let mut left: Vec<usize> =
-            self.nodes.nodes.iter().map(|node| node.as_ref().map_or(0, |node| node.children.len())).collect();
-        let mut open: Vec<NodeId> = self.nodes.leaves.iter().map(|&(_, id)| id).collect();
-        let mut slots = 0;
-        while let Some(id) = open.pop() {
-            let node = self.nodes.node(id);
-            if !is_idle(node, pool) {
-                continue;
-            }
-            slots += node.rows.len();
-            if let Some(above) = node.parent.node() {
-                left[above.0 as usize] -= 1;
-                if left[above.0 as usize] == 0 {
-                    open.push(above);
-                }
-            }
-        }
-        slots
-    }
-
-    /// Drops the least recently used leaf that nobody else holds a row of. Returns how many slots became free, `None`
-    /// if every leaf is in use.
+    /// Drops the rows at the end of the least recently used leaf that nobody else holds: all of it, or what lies after
+    /// the last row in use. Returns how many slots became free, `None` if every leaf is in use to its end.
     ///
     /// A leaf that is passed over is in use, so it counts as used `now`: later calls look at all others before it.
     pub fn evict_leaf(&mut self, now: Tick, pool: &mut SlotPool) -> Option<usize> {
         let mut leaves = self.nodes.leaves.iter().copied();
-        let (last_use, id) = leaves.find(|&(_, id)| is_idle(self.nodes.node(id), pool))?;
+        let ends_idle = |id| {
+            let node = self.nodes.node(id);
+            used_rows(node, pool) < node.rows.len()
+        };
+        let (last_use, id) = leaves.find(|&(_, id)| ends_idle(id))?;
         let passed: Vec<_> = self.nodes.leaves.range(..(last_use, NodeId(0))).map(|&(_, id)| id).collect();
         passed.into_iter().for_each(|id| self.nodes.touch(id, now));
-        let (_, rows) = self.nodes.detach(id);
+        let rows = match used_rows(self.nodes.node(id), pool) {
+            0 => self.nodes.detach(id).1,
+            used => self.nodes.shorten(id, used),
+        };
         Some(release(&rows, pool))
     }
 
@@ -217,8 +212,9 @@ struct Found {
     inside: bool,
 }
 
-fn is_idle(node: &Node, pool: &SlotPool) -> bool {
-    node.rows.iter().all(|row| pool.refs(row.slot) == 1)
+/// Rows of a node up to the last one that somebody else holds.
+fn used_rows(node: &Node, pool: &SlotPool) -> usize {
+    node.rows.iter().rposition(|row| pool.refs(row.slot) > 1).map_or(0, |last| last + 1)
 }
 
 fn maps(map: &SlotMap, index: usize, slot: SlotId) -> bool {

@@ -97,16 +97,15 @@ impl Model {
         self.rows.keys().filter(|prefix| !self.has_more(prefix)).cloned().collect()
     }
 
-    pub(crate) fn is_idle(&self, last: &Prefix, pool: &SlotPool) -> bool {
-        self.together(last).iter().all(|prefix| pool.refs(self.rows[prefix].slot) == 1)
+    /// Of the rows that would be evicted together with a leaf's last one, those after the last row in use.
+    pub(crate) fn idle_end(&self, last: &Prefix, pool: &SlotPool) -> Vec<Prefix> {
+        let is_idle = |prefix: &Prefix| pool.refs(self.rows[prefix].slot) == 1;
+        self.together(last).into_iter().take_while(is_idle).collect()
     }
 
+    /// Rows that nobody but the tree holds, nor any that follows them.
     pub(crate) fn reclaimable(&self, pool: &SlotPool) -> usize {
-        let nodes = self.ends().map(|end| self.together(end));
-        let idle = nodes.filter(|node| {
-            let first = node.last().unwrap();
-            self.below(first).all(|(_, row)| pool.refs(row.slot) == 1)
-        });
-        idle.map(|node| node.len()).sum()
+        let is_idle = |prefix: &&Prefix| self.below(prefix).all(|(_, row)| pool.refs(row.slot) == 1);
+        self.rows.keys().filter(is_idle).count()
     }
 }

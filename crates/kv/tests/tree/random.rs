@@ -1,6 +1,6 @@
 //! The tree beside its model over random operations of sessions, audited after each one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use hawser_common::clock::Tick;
@@ -156,13 +156,15 @@ impl World {
     fn evict_leaf(&mut self) -> Option<usize> {
         let leaves = self.model.leaves();
         let used = |leaf: &Prefix| self.model.rows[leaf].used;
-        let idle: Vec<&Prefix> = leaves.iter().filter(|leaf| self.model.is_idle(leaf, &self.pool)).collect();
+        let idle_end = |leaf: &Prefix| self.model.idle_end(leaf, &self.pool);
+        let idle: Vec<&Prefix> = leaves.iter().filter(|leaf| !idle_end(leaf).is_empty()).collect();
         let oldest = idle.iter().map(|leaf| used(leaf)).min();
         let passed: Vec<Prefix> = leaves.iter().filter(|leaf| Some(used(leaf)) < oldest).cloned().collect();
+        let ends: BTreeMap<&Prefix, Vec<Prefix>> = idle.iter().map(|leaf| (*leaf, idle_end(leaf))).collect();
         let before: BTreeSet<SlotId> = self.tree.slots().collect();
         let free = self.pool.free();
         let freed = self.tree.evict_leaf(self.now, &mut self.pool);
-        assert_eq!(freed.is_none(), oldest.is_none(), "a leaf is evicted if one is idle");
+        assert_eq!(freed.is_none(), oldest.is_none(), "a leaf is evicted if the end of one is idle");
         assert_eq!(self.pool.free() - free, freed.unwrap_or(0));
         let after: BTreeSet<SlotId> = self.tree.slots().collect();
         let Some(oldest) = oldest else {
@@ -171,10 +173,10 @@ impl World {
         };
         let gone: BTreeSet<SlotId> = before.difference(&after).copied().collect();
         let slots = |leaf: &Prefix| -> BTreeSet<SlotId> {
-            self.model.together(leaf).iter().map(|prefix| self.model.rows[prefix].slot).collect()
+            ends[leaf].iter().map(|prefix| self.model.rows[prefix].slot).collect()
         };
         let victim = idle.iter().find(|leaf| used(leaf) == oldest && slots(leaf) == gone);
-        let victim = self.model.together(victim.expect("a least recently used idle leaf"));
+        let victim = ends[*victim.expect("a least recently used leaf with an idle end")].clone();
         passed.iter().for_each(|leaf| self.model.touch(leaf, self.now));
         victim.iter().for_each(|prefix| self.model.remove(prefix));
         freed
@@ -188,7 +190,6 @@ impl World {
         assert_eq!(self.tree.is_empty(), self.model.rows.is_empty());
         let held: BTreeSet<SlotId> = self.model.rows.values().map(|row| row.slot).collect();
         assert_eq!(self.tree.slots().collect::<BTreeSet<_>>(), held);
-        assert_eq!(self.tree.reclaimable(&self.pool), self.model.reclaimable(&self.pool));
         for (tenant, mut tokens) in self.model.leaves() {
             let rows = tokens.len();
             // No token of any session: the match ends where the model says.
@@ -206,7 +207,7 @@ impl World {
                 self.pool.release(slot);
             }
         }
-        let reclaimable = self.tree.reclaimable(&self.pool);
+        let reclaimable = self.model.reclaimable(&self.pool);
         let mut evicted = 0;
         while let Some(freed) = self.evict_leaf() {
             evicted += freed;

@@ -8,6 +8,7 @@ mod batch;
 mod logits;
 mod memory;
 mod recorder;
+mod rows;
 mod scoring;
 
 use std::collections::HashMap;

@@ -15,6 +15,8 @@ pub struct DriverOptions {
     pub limits: Limits,
     /// Slots of the pool, the dead slot included.
     pub slots: usize,
+    /// Slots behind the pool, for copies of evicted rows.
+    pub archive_slots: usize,
     /// Commands that wait for the next step; one more is refused.
     pub queue: usize,
 }

@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use hawser_common::clock::{Clock, Tick};
 use hawser_common::group::Capacity;
-use hawser_common::retention::Policy;
-use hawser_model::executor::{Batch, Executor, LogitRows, Logits, ScoreRequest, Sequence};
+use hawser_model::executor::{Batch, Executor, LogitRows, Logits, Sequence};
 use tokio::sync::{mpsc, watch};
 
 use super::command::{Command, DriverOptions, Turn};
-use crate::scheduler::{Kept, MemoryChange, Scheduler, SequenceId, StepPlan, Verdict};
+use crate::scheduler::{Kept, RankChange, Scheduler, Scoring, SequenceId, StepPlan, Verdict};
 use crate::turn::{Finish, Generation, TurnEnd, TurnError, TurnEvent, Usage};
 
 /// How often a driver looks for room when every sequence waits for its reader.
@@ -47,7 +46,7 @@ impl Driver {
         clock: Clock,
         inbox: Receiver<Command>,
     ) -> Self {
-        let scheduler = Scheduler::new(options.limits, options.slots);
+        let scheduler = Scheduler::new(options.limits, options.slots, options.archive_slots);
         let next_report = clock.now();
         Self { executor, scheduler, running: HashMap::new(), clock, inbox, next_report }
     }
@@ -162,8 +161,8 @@ impl Driver {
     }
 
     fn execute(&mut self, plan: &StepPlan) {
-        for change in &plan.memory {
-            self.change_memory(change);
+        for change in &plan.changes {
+            self.change(change);
         }
         if plan.entries.is_empty() {
             return;
@@ -199,37 +198,30 @@ impl Driver {
         }
     }
 
-    fn change_memory(&mut self, change: &MemoryChange) {
+    fn change(&mut self, change: &RankChange) {
         match change {
-            MemoryChange::Begin(id) => self.executor.begin_memory(*id),
-            MemoryChange::TakeBack(id) => self.executor.take_back_memory(*id),
-            MemoryChange::Fork { from, to } => self.executor.fork_memory(*from, *to),
-            MemoryChange::Forget(id) => self.executor.forget_memory(*id),
+            RankChange::Begin(id) => self.executor.begin_memory(*id),
+            RankChange::TakeBack(id) => self.executor.take_back_memory(*id),
+            RankChange::Fork { from, to } => self.executor.fork_memory(*from, *to),
+            RankChange::Forget(id) => self.executor.forget_memory(*id),
+            RankChange::Move(row) => self.executor.move_row(row),
         }
     }
 
-    /// Scores a sequence's history and evicts what the policy does not keep.
+    /// Scores a sequence's history, evicts what the policy does not keep, and brings back what the request asks for.
     fn prune(&mut self, id: SequenceId) {
         let started = self.clock.now();
-        let scores = self.scheduler.scoring(id).and_then(|scoring| {
-            let retention = scoring.retention;
-            self.executor.score(&ScoreRequest {
-                memory: scoring.memory,
-                evidence: scoring.evidence,
-                peek: scoring.peek,
-                live: scoring.live,
-                candidates: &scoring.candidates,
-                positions: scoring.positions,
-                aggregation: retention.aggregation,
-                keep: scoring.keep,
-                pool: retention.pool_positions as usize,
-                causal: retention.policy == Policy::SnapKv,
-            })
-        });
-        if let Some(scores) = scores.as_ref().filter(|scores| scores.non_finite > 0) {
-            tracing::warn!(count = scores.non_finite, "scores were no numbers and count as none");
+        let scores = self.scheduler.scoring(id).and_then(|scoring| score(&mut self.executor, &scoring));
+        self.scheduler.settle(id, scores);
+        // What the prune moved to the archive is scored there.
+        for change in self.scheduler.take_changes() {
+            self.change(&change);
         }
-        self.scheduler.settle(id, scores.map(|scores| scores.values));
+        if let Some(scoring) = self.scheduler.revival(id) {
+            let scores = score(&mut self.executor, &scoring);
+            let exchanged = self.scheduler.settle_revival(id, scores.as_deref());
+            tracing::debug!(sequence = id.0, revived = exchanged.revived.len(), "a revival was decided");
+        }
         if let Some(turn) = self.running.get_mut(&id) {
             turn.pruning += self.clock.now().since(started);
         }
@@ -307,6 +299,14 @@ impl Driver {
         };
         send(&turn.events, TurnEvent::Finished(Box::new(end)));
     }
+}
+
+fn score(executor: &mut Executor, scoring: &Scoring<'_>) -> Option<Vec<i64>> {
+    let scores = executor.score(&scoring.request())?;
+    if scores.non_finite > 0 {
+        tracing::warn!(count = scores.non_finite, "scores were no numbers and count as none");
+    }
+    Some(scores.values)
 }
 
 fn is_full(events: &mpsc::Sender<TurnEvent>) -> bool {

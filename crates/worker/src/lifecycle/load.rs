@@ -70,6 +70,8 @@ pub(super) struct Loaded {
     pub context: usize,
     /// Slots of the pool, the dead slot included.
     pub slots: usize,
+    /// Slots behind them, for copies of evicted rows.
+    pub archive_slots: usize,
     pub model: v1::ModelInfo,
     pub report: LoadReport,
 }
@@ -90,7 +92,12 @@ pub(super) fn load(options: &WorkerOptions, clock: &Clock) -> Result<Loaded, Loa
     let threads = options.thread_count();
     let (text, end_ids) = text_side(&checkpoint, config.vocab)?;
     let model = Model::load(&checkpoint)?;
-    let executor = Executor::new(model, ExecutorOptions { slots, row_type, threads })?;
+    let archive_slots = match options.archive_slots {
+        0 => options.archive_memory_mib.saturating_mul(1 << 20) / bytes_per_slot.max(1),
+        slots => slots,
+    };
+    let archive_slots = archive_slots.min(u32::MAX as usize - slots);
+    let executor = Executor::new(model, ExecutorOptions { slots: slots + archive_slots, row_type, threads })?;
     let architecture = format!("{:?}", config.architecture).to_lowercase();
     let info = v1::ModelInfo {
         name: name.clone(),
@@ -109,7 +116,7 @@ pub(super) fn load(options: &WorkerOptions, clock: &Clock) -> Result<Loaded, Loa
         threads: NonZeroUsize::get(threads),
         elapsed: clock.now().since(started),
     };
-    Ok(Loaded { executor, text, end_ids, context, slots, model: info, report })
+    Ok(Loaded { executor, text, end_ids, context, slots, archive_slots, model: info, report })
 }
 
 fn context_length(options: &WorkerOptions, most: usize) -> Result<usize, LoadError> {

@@ -4,8 +4,8 @@ use hawser_common::clock::Tick;
 use hawser_kv::retention::{Evidence, PruneLog};
 use hawser_model::executor::MemoryId;
 
-use super::cache::Idle;
-use super::plan::MemoryChange;
+use super::cache::{Idle, Left};
+use super::plan::RankChange;
 use super::sequence::Admission;
 use super::{Scheduler, Sequence};
 
@@ -45,7 +45,7 @@ impl Scheduler {
                 let mut log = idle.log.clone();
                 log.truncate(matched);
                 let new = prompt - matched;
-                (matched - log.evicted() + new).max(peak(&log))
+                (matched - log.dead() + new).max(peak(&log))
             }
             _ => prompt,
         };
@@ -69,10 +69,13 @@ impl Scheduler {
         let idle = sequence.session.as_ref().and_then(|key| self.cache.take(key));
         if let Some(mut idle) = idle {
             idle.cut(&sequence.tokens, &mut self.pool);
+            self.cut_archive(idle.archive, idle.tokens.len());
             sequence.held = idle.tokens.len();
             sequence.map = idle.map;
             sequence.log = idle.log;
             sequence.memory = idle.memory;
+            sequence.archive = idle.archive;
+            sequence.released = idle.released;
             sequence.scores = idle.scores;
         }
         let shared = self.take_shared(&mut sequence, now);
@@ -108,14 +111,15 @@ impl Scheduler {
     /// Says to the ranks that a request begins.
     fn begin_memory(&mut self, sequence: &mut Sequence) {
         let retention = &sequence.keep.retention;
-        if !retention.prunes() || Evidence::of(retention.policy) == Evidence::Local {
+        let decides = Evidence::of(retention.policy) != Evidence::Local || retention.revive;
+        if !(retention.prunes() && decides) {
             return;
         }
         let memory = *sequence.memory.get_or_insert_with(|| {
             self.next_memory += 1;
             MemoryId(self.next_memory)
         });
-        self.changes.push(MemoryChange::Begin(memory));
+        self.changes.push(RankChange::Begin(memory));
     }
 
     /// Keeps a session for its next turn, as far as it has tokens for; frees a single request's rows.
@@ -123,7 +127,7 @@ impl Scheduler {
         self.publish_ended(&sequence, now);
         let Some(key) = sequence.session.take() else {
             sequence.map.clear(&mut self.pool);
-            self.changes.extend(sequence.memory.map(MemoryChange::Forget));
+            self.forget(Left { memory: sequence.memory, archive: sequence.archive });
             return;
         };
         let pruned = !sequence.log.records().is_empty();
@@ -133,23 +137,31 @@ impl Scheduler {
             map: sequence.map,
             log: sequence.log,
             memory: sequence.memory,
+            archive: sequence.archive,
+            released: sequence.released,
             scores: sequence.scores,
             prunes: sequence.keep.retention.prunes() || pruned,
             protected: sequence.keep.protected as usize,
             last_used: now,
         };
-        let forgotten = self.cache.insert(key, idle, &mut self.pool);
-        self.changes.extend(forgotten.into_iter().map(MemoryChange::Forget));
+        let left = self.cache.insert(key, idle, &mut self.pool);
+        left.into_iter().for_each(|left| self.forget(left));
+    }
+
+    /// Forgets what a session that is gone had outside its map.
+    pub(super) fn forget(&mut self, left: Left) {
+        self.changes.extend(left.memory.map(RankChange::Forget));
+        left.archive.iter().for_each(|&id| self.archive.forget(id));
     }
 }
 
-/// Most live positions while a session is computed again.
+/// Most slots that a session holds while it is computed again; what comes back later is held until then.
 fn peak(log: &PruneLog) -> usize {
-    let mut evicted = 0;
+    let mut gone = 0;
     let mut peak = 0;
     for record in log.records() {
-        peak = peak.max(record.at as usize - evicted);
-        evicted += record.evicted.len();
+        peak = peak.max(record.at as usize - gone);
+        gone += record.evicted.iter().filter(|&&position| !log.comes_back(record.at, position)).count();
     }
     peak
 }

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use hawser_common::clock::Tick;
-use hawser_common::{SessionKey, TenantId};
+use hawser_common::{Position, SessionKey, TenantId};
 use hawser_kv::retention::PruneLog;
-use hawser_kv::{SlotMap, SlotPool};
+use hawser_kv::{ArchiveId, SlotMap, SlotPool};
 use hawser_model::executor::MemoryId;
 
 use super::inspect::Scores;
@@ -19,6 +19,8 @@ pub(super) struct Idle {
     pub(super) map: SlotMap,
     pub(super) log: PruneLog,
     pub(super) memory: Option<MemoryId>,
+    pub(super) archive: Option<ArchiveId>,
+    pub(super) released: Vec<Position>,
     /// Of its last prune that scored.
     pub(super) scores: Scores,
     /// It may be pruned: its tokens are kept, so that computing them again is not taken for a new prompt.
@@ -36,12 +38,24 @@ impl Idle {
         self.map.truncate(common, pool);
         self.log.truncate(common);
         self.scores.truncate(common);
+        self.released.truncate(self.released.partition_point(|position| position.index() < common));
+    }
+
+    pub(super) fn left(&self) -> Left {
+        Left { memory: self.memory, archive: self.archive }
     }
 
     /// Whether anything is left that could not be had from the conversation alone.
     fn is_kept(&self) -> bool {
         !self.map.is_empty() || self.prunes
     }
+}
+
+/// What a session that is gone had outside its map.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Left {
+    pub(super) memory: Option<MemoryId>,
+    pub(super) archive: Option<ArchiveId>,
 }
 
 /// Idle sessions by key. Holds slots until they are matched, demoted or dropped.
@@ -63,21 +77,26 @@ impl SessionCache {
         self.idle.get(key)
     }
 
-    /// Keeps a session. It has at most one entry: an older one is given back. Returns the memories of what is not kept.
-    pub(super) fn insert(&mut self, key: SessionKey, mut idle: Idle, pool: &mut SlotPool) -> Vec<MemoryId> {
+    /// Keeps a session. It has at most one entry: an older one is given back. Returns what is left of those that
+    /// are not kept.
+    pub(super) fn insert(&mut self, key: SessionKey, mut idle: Idle, pool: &mut SlotPool) -> Vec<Left> {
         assert!(idle.map.len() <= idle.tokens.len(), "at least one token per row");
         if !idle.prunes {
             idle.tokens.truncate(idle.map.len());
         }
-        let (memory, is_kept) = (idle.memory, idle.is_kept());
+        let (new, is_kept) = (idle.left(), idle.is_kept());
         let older = if is_kept { self.idle.insert(key, idle) } else { self.idle.remove(&key) };
-        let mut forgotten: Vec<MemoryId> = Vec::new();
+        let mut left = Vec::new();
         if let Some(mut older) = older {
             older.map.clear(pool);
-            forgotten.extend(older.memory.filter(|&older| Some(older) != memory));
+            let Left { memory, archive } = older.left();
+            let memory = memory.filter(|_| memory != new.memory);
+            left.push(Left { memory, archive: archive.filter(|_| archive != new.archive) });
         }
-        forgotten.extend(memory.filter(|_| !is_kept));
-        forgotten
+        if !is_kept {
+            left.push(new);
+        }
+        left
     }
 
     /// How many tokens of `prompt` a session has: live, dead, or to be computed again.
@@ -90,18 +109,18 @@ impl SessionCache {
     }
 
     /// Gives up the rows of the least recently used session; `None` if none has any. What it takes to compute them
-    /// again stays; where that is nothing, its memory is returned.
-    pub(super) fn demote(&mut self, pool: &mut SlotPool) -> Option<Option<MemoryId>> {
+    /// again stays; where that is nothing, what is left of it is returned.
+    pub(super) fn demote(&mut self, pool: &mut SlotPool) -> Option<Option<Left>> {
         let with_rows = self.idle.iter().filter(|(_, idle)| !idle.map.live().is_empty());
         let oldest =
             with_rows.min_by_key(|&(key, idle)| (idle.last_used, key)).map(|(key, _)| key.clone())?;
         let idle = self.idle.get_mut(&oldest)?;
         idle.map.clear(pool);
-        let forgotten = idle.memory.filter(|_| !idle.is_kept());
-        if !idle.is_kept() {
+        let left = (!idle.is_kept()).then(|| idle.left());
+        if left.is_some() {
             self.idle.remove(&oldest);
         }
-        Some(forgotten)
+        Some(left)
     }
 }
 

@@ -69,9 +69,13 @@ fn rows(len: usize, map: &SlotMap, log: &PruneLog, pool: &SlotPool) -> Vec<RowSt
             None => RowState::Pending,
         });
     }
-    for position in log.records().iter().flat_map(|record| &record.evicted) {
-        if let Some(row) = rows.get_mut(position.index()) {
-            *row = RowState::Evicted;
+    let held = rows.clone();
+    for record in log.records() {
+        for position in record.evicted.iter().filter(|position| position.index() < len) {
+            rows[position.index()] = RowState::Evicted;
+        }
+        for position in record.revived.iter().filter(|position| position.index() < len) {
+            rows[position.index()] = held[position.index()];
         }
     }
     rows
@@ -118,7 +122,12 @@ mod tests {
         pool.retain(slots[0]);
         map.append(&slots);
         map.evict(&[1, 3].map(Position), &mut pool).unwrap();
-        log.push(5, [1, 3].map(Position).to_vec(), 2);
+        log.push(PruneRecord {
+            at: 5,
+            evicted: [1, 3].map(Position).to_vec(),
+            freed: 2,
+            ..Default::default()
+        });
         assert_eq!(rows(6, &map, &log, &pool), [Shared, Evicted, Own, Evicted, Own, Pending]);
         map.clear(&mut pool);
         let again = pool.allocate(5).unwrap();

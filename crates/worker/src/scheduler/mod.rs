@@ -16,6 +16,7 @@ mod cache;
 mod inspect;
 mod plan;
 mod prune;
+mod revive;
 mod sequence;
 mod share;
 
@@ -25,13 +26,13 @@ use hawser_common::clock::Tick;
 use hawser_common::group::Capacity;
 use hawser_common::{Coded, ErrorCode, Position, SessionKey, SlotId};
 use hawser_kv::retention::Origin;
-use hawser_kv::{AuditError, PrefixTree, SlotMap, SlotPool, audit_with_tree};
+use hawser_kv::{Archive, AuditError, PrefixTree, SlotMap, SlotPool, audit_with_tree};
 use hawser_model::executor::MemoryId;
 use thiserror::Error;
 
 use cache::{Idle, SessionCache};
 pub use inspect::{Inspection, RowState};
-pub use plan::{MemoryChange, PlanEntry, SequenceId, StepPlan};
+pub use plan::{PlanEntry, RankChange, SequenceId, StepPlan};
 pub use prune::Scoring;
 use sequence::Sequence;
 pub use sequence::{Admission, Keep, Kept, Submission};
@@ -85,19 +86,21 @@ pub struct Scheduler {
     pool: SlotPool,
     cache: SessionCache,
     tree: PrefixTree,
+    archive: Archive,
     waiting: VecDeque<Sequence>,
     running: Vec<Sequence>,
     /// For the next plan.
-    changes: Vec<MemoryChange>,
+    changes: Vec<RankChange>,
     /// Slots of the last plan's hints.
     hints: SlotMap,
     next_memory: u64,
 }
 
 impl Scheduler {
-    /// A scheduler over `slots` slots, the dead slot included.
+    /// A scheduler over `slots` slots, the dead slot included, and `archive` more behind them for rows that may come
+    /// back.
     #[must_use]
-    pub fn new(limits: Limits, slots: usize) -> Self {
+    pub fn new(limits: Limits, slots: usize, archive: usize) -> Self {
         let runs = limits.step_tokens > 0 && limits.mixed_tokens > 0 && limits.max_running > 0;
         assert!(runs, "a step runs at least one row");
         Self {
@@ -105,6 +108,7 @@ impl Scheduler {
             pool: SlotPool::new(slots),
             cache: SessionCache::default(),
             tree: PrefixTree::new(),
+            archive: Archive::new(slots, archive),
             waiting: VecDeque::new(),
             running: Vec::new(),
             changes: Vec::new(),
@@ -151,7 +155,10 @@ impl Scheduler {
             sequence.map.truncate(held, &mut self.pool);
             sequence.log.truncate(held);
             sequence.scores.truncate(held);
-            self.changes.extend(sequence.memory.map(MemoryChange::TakeBack));
+            let released = &mut sequence.released;
+            released.truncate(released.partition_point(|position| position.index() < held));
+            self.cut_archive(sequence.archive, held);
+            self.changes.extend(sequence.memory.map(RankChange::TakeBack));
             self.retire(sequence, now);
         }
         true
@@ -183,7 +190,7 @@ impl Scheduler {
         let decoding = plan.rows();
         let prefill = if decoding == 0 { self.limits.step_tokens } else { self.limits.mixed_tokens };
         self.plan_sequences(false, self.limits.step_tokens.min(decoding + prefill), &mut plan, now);
-        plan.memory = std::mem::take(&mut self.changes);
+        plan.changes = self.take_changes();
         plan
     }
 
@@ -258,9 +265,14 @@ impl Scheduler {
     fn preempt(&mut self, index: usize) {
         let mut sequence = self.running.remove(index);
         sequence.map.clear(&mut self.pool);
-        sequence.event = None;
-        self.changes.extend(sequence.memory.map(MemoryChange::TakeBack));
+        (sequence.event, sequence.revives, sequence.revival) = (None, None, None);
+        self.changes.extend(sequence.memory.map(RankChange::TakeBack));
         self.waiting.push_front(sequence);
+    }
+
+    /// What the ranks are to do before they score: the next plan does not repeat it.
+    pub fn take_changes(&mut self) -> Vec<RankChange> {
+        std::mem::take(&mut self.changes)
     }
 
     /// What each entry's rows see besides their own: its session's live history before this step, slots and positions.
@@ -319,7 +331,7 @@ impl Scheduler {
         let memory = source.memory.map(|from| {
             self.next_memory += 1;
             let to = MemoryId(self.next_memory);
-            self.changes.push(MemoryChange::Fork { from, to });
+            self.changes.push(RankChange::Fork { from, to });
             to
         });
         let copy = Idle {
@@ -329,12 +341,14 @@ impl Scheduler {
             log: source.log.clone(),
             scores: source.scores.clone(),
             memory,
+            archive: None,
+            released: source.released.clone(),
             prunes: source.prunes,
             protected: source.protected,
             last_used: now,
         };
-        let forgotten = self.cache.insert(to.clone(), copy, &mut self.pool);
-        self.changes.extend(forgotten.into_iter().map(MemoryChange::Forget));
+        let left = self.cache.insert(to.clone(), copy, &mut self.pool);
+        left.into_iter().for_each(|left| self.forget(left));
     }
 
     /// Forgets an idle session. Its system message may serve others and stays in the prefix tree; the rest leaves it.
@@ -346,7 +360,7 @@ impl Scheduler {
             let (tokens, none) = (&idle.tokens, SlotMap::new());
             freed += self.tree.unpublish(namespace, tokens, idle.protected, &none, &mut self.pool);
         }
-        self.changes.extend(idle.memory.map(MemoryChange::Forget));
+        self.forget(idle.left());
         freed
     }
 
@@ -385,6 +399,7 @@ impl Scheduler {
     pub fn audit(&self) -> Result<(), AuditError> {
         let sequences = self.running.iter().chain(&self.waiting).map(|sequence| &sequence.map);
         let maps = sequences.chain(self.cache.maps()).chain([&self.hints]);
+        assert!(self.archive.is_sound(), "an archive's slot is in use or free, once");
         audit_with_tree(&self.pool, maps, &self.tree)
     }
 }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use hawser_common::{Position, SlotId};
+use hawser_kv::RowMove;
 use hawser_model::executor::{MemoryId, Observe, Recursion};
 
 /// One request in the scheduler, unique within a driver's life.
@@ -12,8 +13,8 @@ pub struct SequenceId(pub u64);
 /// Rows of one step. `tokens`, `positions` and `slots` have one entry per row.
 #[derive(Debug, Default, PartialEq)]
 pub struct StepPlan {
-    /// Changes of what the ranks remember, before the step.
-    pub memory: Vec<MemoryChange>,
+    /// What the ranks do before the step, in order.
+    pub changes: Vec<RankChange>,
     pub tokens: Vec<u32>,
     pub positions: Vec<Position>,
     /// Where each row's KV is written: fresh slots, each held by its sequence only.
@@ -34,13 +35,14 @@ pub struct PlanEntry {
     pub observe: Option<Observe>,
     /// The query span ends with these rows: after the step it becomes part of the memory.
     pub remember: Option<Recursion>,
-    /// A prune follows the step: its scores are asked for with [`super::Scheduler::scoring`].
+    /// A prune or a revival follows the step: scores are asked for with [`super::Scheduler::scoring`] and
+    /// [`super::Scheduler::revival`].
     pub prune: bool,
 }
 
-/// A change of what the ranks remember of queries.
+/// A change of what the ranks hold besides the rows of a step: what they remember of queries, and rows that move.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MemoryChange {
+pub enum RankChange {
     /// A request begins, or begins again.
     Begin(MemoryId),
     /// The running request is taken back.
@@ -50,13 +52,14 @@ pub enum MemoryChange {
         to: MemoryId,
     },
     Forget(MemoryId),
+    Move(RowMove),
 }
 
 impl StepPlan {
     /// Whether there is nothing to do, not even to forget.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty() && self.memory.is_empty()
+        self.entries.is_empty() && self.changes.is_empty()
     }
 
     #[must_use]

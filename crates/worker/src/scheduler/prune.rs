@@ -1,11 +1,14 @@
 //! Prune events: when they are due, what is asked of the ranks, and the rewrite of the slot map.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
-use hawser_common::retention::{Policy, Retention};
+use hawser_common::retention::{Aggregation, Policy, Retention};
 use hawser_common::{Position, SlotId};
-use hawser_kv::retention::{Event, Evidence, Observed, Situation, budget, is_due, local_scores, select};
-use hawser_model::executor::{MemoryId, Observe, Recursion};
+use hawser_kv::retention::{
+    Event, Evidence, Observed, PruneRecord, Situation, budget, is_due, local_scores, revival_evidence, select,
+};
+use hawser_model::executor::{MemoryId, Observe, Recursion, ScoreRequest};
 
 use super::inspect::Scores;
 use super::plan::{PlanEntry, SequenceId, StepPlan};
@@ -18,16 +21,38 @@ pub struct Scoring<'a> {
     pub evidence: Evidence,
     /// The span has not ended: score with the memory as if it did.
     pub peek: Option<Recursion>,
-    pub live: &'a [SlotId],
+    pub live: Cow<'a, [SlotId]>,
     /// Indexes into `live`.
     pub candidates: Vec<u32>,
-    pub positions: &'a [Position],
+    /// Of the candidates, where neighbours are averaged or mass is looked up.
+    pub positions: Cow<'a, [Position]>,
     pub keep: usize,
-    pub retention: &'a Retention,
+    pub pool: usize,
+    pub causal: bool,
+    pub aggregation: Aggregation,
+}
+
+impl Scoring<'_> {
+    /// As the executor takes it.
+    #[must_use]
+    pub fn request(&self) -> ScoreRequest<'_> {
+        ScoreRequest {
+            memory: self.memory,
+            evidence: self.evidence,
+            peek: self.peek,
+            live: &self.live,
+            candidates: &self.candidates,
+            positions: &self.positions,
+            aggregation: self.aggregation,
+            keep: self.keep,
+            pool: self.pool,
+            causal: self.causal,
+        }
+    }
 }
 
 /// How a policy's memory goes on.
-fn recursion(retention: &Retention) -> Recursion {
+pub(super) fn recursion(retention: &Retention) -> Recursion {
     let decay = retention.memory_decay;
     match retention.policy {
         Policy::IntentQuery => Recursion::Query,
@@ -57,7 +82,11 @@ impl Scheduler {
             let row = |at: u32| first_row + (at.clamp(rows.start, rows.end) - rows.start) as usize;
             row(range.start)..row(range.end)
         };
-        let evidence = Evidence::of(keep.retention.policy);
+        let retention = &keep.retention;
+        let evidence = match Evidence::of(retention.policy) {
+            Evidence::Local | Evidence::Mass if retention.revive => revival_evidence(retention.policy),
+            evidence => evidence,
+        };
         Some(Observe {
             memory,
             span: in_batch(observed.span),
@@ -139,8 +168,10 @@ impl Scheduler {
             .collect();
         let budget = budget(&keep.retention, used, total);
         let due = is_due(&keep.retention, budget, live.len());
+        let revives = whole && keep.retention.revive && keep.retention.prunes();
+        sequence.revives = revives.then_some(budget);
         if !due && released.is_empty() {
-            return false;
+            return revives;
         }
         let len = Sequence::positions(end, 0).start;
         let mut event = Event::new(&Situation {
@@ -177,15 +208,28 @@ impl Scheduler {
             }
         }
         let peek = (sequence.map.len() < sequence.prompt).then(|| recursion(retention));
-        let (live, positions, keep) = (sequence.map.live(), &event.candidates[..], event.keep);
-        Some(Scoring { memory, evidence, peek, live, candidates, positions, keep, retention })
+        Some(Scoring {
+            memory,
+            evidence,
+            peek,
+            live: Cow::Borrowed(sequence.map.live()),
+            candidates,
+            positions: Cow::Borrowed(&event.candidates),
+            keep: event.keep,
+            pool: retention.pool_positions as usize,
+            causal: retention.policy == Policy::SnapKv,
+            aggregation: retention.aggregation,
+        })
     }
 
     /// Carries a prune out with the scores of its candidates; without scores, positions and roles decide.
     pub fn settle(&mut self, id: SequenceId, scores: Option<Vec<i64>>) {
         let Some(index) = self.running.iter().position(|sequence| sequence.id == id) else { return };
         let sequence = &mut self.running[index];
-        let Some(event) = sequence.event.take() else { return };
+        let Some(event) = sequence.event.take() else {
+            self.prepare_revival(index);
+            return;
+        };
         let keep = &sequence.keep;
         if let Some(scores) = &scores {
             sequence.scores = Scores::relative(&event.candidates, scores);
@@ -193,16 +237,21 @@ impl Scheduler {
         let scores = scores.unwrap_or_else(|| local_scores(&keep.retention, &keep.marks, &event.candidates));
         let mut evicted = select(&keep.retention, &keep.marks, &event, &scores).evicted;
         if sequence.map.len() == sequence.prompt {
-            evicted.extend(released(sequence));
+            let released = released(sequence);
+            sequence.released.extend_from_slice(&released);
+            sequence.released.sort_unstable();
+            evicted.extend(released);
             evicted.sort_unstable();
         }
         sequence.kept.overflows += u32::from(event.overflow && !event.candidates.is_empty());
         self.evict(index, &evicted);
+        self.prepare_revival(index);
     }
 
     /// Marks positions dead, takes rows that nobody else uses out of the tree, and writes it down.
-    fn evict(&mut self, index: usize, evicted: &[Position]) {
+    pub(super) fn evict(&mut self, index: usize, evicted: &[Position]) {
         let Some(first) = evicted.first() else { return };
+        self.archive(index, evicted);
         let sequence = &mut self.running[index];
         let exact = sequence.log.exact().min(sequence.map.len());
         let before = self.pool.free();
@@ -218,7 +267,8 @@ impl Scheduler {
         let freed = self.pool.free() - before;
         sequence.kept.freed += freed;
         let at = Sequence::positions(sequence.map.len(), 0).start;
-        sequence.log.push(at, evicted.to_vec(), freed);
+        let freed = u32::try_from(freed).expect("slot ids are 32-bit");
+        sequence.log.push(PruneRecord { at, evicted: evicted.to_vec(), revived: Vec::new(), freed });
     }
 
     /// Evicts again what was evicted before the rows from `start` on were first computed.
@@ -229,10 +279,15 @@ impl Scheduler {
         };
         let is_live =
             |position: &&Position| sequence.map.slot(**position).is_some_and(|slot| !slot.is_dead());
-        let evicted: Vec<Position> = record.evicted.iter().filter(is_live).copied().collect();
-        if let Err(refused) = sequence.map.evict(&evicted, &mut self.pool) {
+        // Where rows are computed again, those that come back later are kept aside until then.
+        let live = record.evicted.iter().filter(is_live).copied();
+        let (aside, evicted): (Vec<Position>, Vec<Position>) =
+            live.partition(|&position| sequence.log.comes_back(record.at, position));
+        let parked = sequence.map.park(&aside);
+        if let Err(refused) = parked.and_then(|()| sequence.map.evict(&evicted, &mut self.pool).map(drop)) {
             debug_assert!(false, "what was evicted once may be again: {refused}");
         }
+        sequence.map.unpark(&record.revived);
     }
 }
 

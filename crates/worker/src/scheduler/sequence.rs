@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use hawser_common::clock::Tick;
 use hawser_common::retention::Retention;
-use hawser_common::{SessionKey, TenantId};
-use hawser_kv::SlotMap;
+use hawser_common::{Position, SessionKey, TenantId};
 use hawser_kv::retention::{Event, Marks, PruneLog};
+use hawser_kv::{ArchiveId, SlotMap};
 use hawser_model::executor::MemoryId;
 
 use super::inspect::Scores;
 use super::plan::SequenceId;
+use super::revive::Revival;
 
 /// A request as it enters the scheduler.
 #[derive(Debug, Clone)]
@@ -71,6 +72,9 @@ pub struct Kept {
     /// The same with nothing evicted.
     pub rows_full: u64,
     pub peak_live: usize,
+    /// Positions that came back, and of them, those whose rows were copied out of the archive.
+    pub revived: usize,
+    pub copied: usize,
     /// Prunes that could not reach the budget, since more was forced.
     pub overflows: u32,
 }
@@ -94,6 +98,14 @@ pub(super) struct Sequence {
     pub(super) memory: Option<MemoryId>,
     /// A prune whose scores are on their way.
     pub(super) event: Option<Event>,
+    /// Let go of for good by this and earlier requests, ascending.
+    pub(super) released: Vec<Position>,
+    /// What it evicted can come back: its copies in the archive.
+    pub(super) archive: Option<ArchiveId>,
+    /// A revival follows the step, within this budget.
+    pub(super) revives: Option<u32>,
+    /// A revival whose scores are on their way.
+    pub(super) revival: Option<Revival>,
     /// Of the session's last prune that scored.
     pub(super) scores: Scores,
     /// Tokens that the session had before: an abort rolls back to them.
@@ -121,6 +133,10 @@ impl Sequence {
             log: PruneLog::default(),
             memory: None,
             event: None,
+            released: Vec::new(),
+            archive: None,
+            revives: None,
+            revival: None,
             scores: Scores::default(),
             held: 0,
             admission: None,

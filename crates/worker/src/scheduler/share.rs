@@ -4,7 +4,7 @@ use hawser_common::SessionKey;
 use hawser_common::clock::Tick;
 use hawser_kv::{PrefixTree, SlotPool};
 
-use super::{MemoryChange, Scheduler, Sequence, StepPlan};
+use super::{Scheduler, Sequence, StepPlan};
 
 impl Scheduler {
     /// Offers a running sequence's rows as soon as its prompt has them: many agents begin alike at the same time.
@@ -29,8 +29,8 @@ impl Scheduler {
             if self.tree.evict_leaf(now, &mut self.pool).is_some() {
                 continue;
             }
-            if let Some(forgotten) = self.cache.demote(&mut self.pool) {
-                self.changes.extend(forgotten.map(MemoryChange::Forget));
+            if let Some(left) = self.cache.demote(&mut self.pool) {
+                left.into_iter().for_each(|left| self.forget(left));
                 continue;
             }
             let last = self.running.len() - 1;

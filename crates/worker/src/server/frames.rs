@@ -47,6 +47,8 @@ pub(super) fn finished(end: &TurnEnd, turn: u32) -> v1::Finished {
             shared_tokens: count(end.usage.shared),
             evicted_tokens: count(end.usage.kept.evicted),
             freed_slots: count(end.usage.kept.freed),
+            revived_tokens: count(end.usage.kept.revived),
+            copied_rows: count(end.usage.kept.copied),
             budget_overflows: end.usage.kept.overflows,
             kv_rows_read: end.usage.kept.rows_read,
             kv_rows_full: end.usage.kept.rows_full,

@@ -95,6 +95,9 @@ fn deaths(marks: &Marks, prunes: &[PruneRecord], len: usize) -> Vec<Option<u32>>
         for position in record.evicted.iter().filter(|position| position.index() < len) {
             died[position.index()] = Some(turn);
         }
+        for position in record.revived.iter().filter(|position| position.index() < len) {
+            died[position.index()] = None;
+        }
     }
     died
 }
@@ -105,13 +108,15 @@ fn events(marks: &Marks, prunes: &[PruneRecord]) -> Vec<v1::PruneEvent> {
     for record in prunes {
         let evicted = u32::try_from(record.evicted.len()).expect("positions are 32-bit");
         let live_before = record.at.saturating_sub(gone);
-        gone += evicted;
+        let revived = u32::try_from(record.revived.len()).expect("positions are 32-bit");
+        gone = gone + evicted - revived;
         events.push(v1::PruneEvent {
             turn: turn_of(record, marks),
             at: record.at,
             live_before,
             live_after: record.at.saturating_sub(gone),
             evicted,
+            revived,
             freed: record.freed,
         });
     }
@@ -163,8 +168,8 @@ mod tests {
             tokens: (40..50).collect(),
             rows: vec![Shared, Shared, Shared, Evicted, Evicted, Own, Evicted, Own, Own, Pending],
             prunes: vec![
-                PruneRecord { at: 5, evicted: vec![Position(3)], freed: 1 },
-                PruneRecord { at: 8, evicted: vec![Position(4), Position(6)], freed: 1 },
+                PruneRecord { at: 5, evicted: vec![Position(3)], revived: vec![], freed: 1 },
+                PruneRecord { at: 8, evicted: vec![Position(4), Position(6)], revived: vec![], freed: 1 },
             ],
             scores: vec![(Position(4), 0.5), (Position(5), 1.5)],
         };
@@ -204,6 +209,7 @@ mod tests {
             live_before,
             live_after,
             evicted,
+            revived: 0,
             freed: 1,
         };
         assert_eq!(answer.prunes, [event(1, 5, 5, 4, 1), event(2, 8, 7, 5, 2)]);
@@ -260,6 +266,7 @@ mod tests {
             live_before: large,
             live_after: large,
             evicted: large,
+            revived: large,
             freed: large,
         };
         let answer = v1::InspectSessionResponse {

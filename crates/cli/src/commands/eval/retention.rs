@@ -75,6 +75,9 @@ pub struct Options {
     /// Slots of the KV pool
     #[arg(long, value_name = "N", default_value_t = 32_768)]
     slots: usize,
+    /// Of them, rows of the archive from which evicted positions come back
+    #[arg(long, value_name = "N", default_value_t = 8_192)]
+    archive: usize,
     /// How KV rows are stored
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     kv_type: KvType,
@@ -217,7 +220,7 @@ fn engine(options: &Options, checkpoint: &Checkpoint) -> anyhow::Result<Engine> 
     let all = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let threads = options.threads.unwrap_or_else(all);
     let executor = Executor::new(model, ExecutorOptions { slots: options.slots, row_type, threads })?;
-    Ok(Engine::new(executor, 256))
+    Ok(Engine::new(executor, 256, options.archive))
 }
 
 fn info(options: &Options, checkpoint: &Checkpoint) -> RunInfo {
