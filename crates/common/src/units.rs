@@ -1,12 +1,14 @@
 //! Positions and slots: different types, so that one is never used for the other.
 
+use serde::{Deserialize, Serialize};
+
 /// Index of a token in a session, from 0. Fixes the RoPE phase; pruning never changes it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[repr(transparent)]
 pub struct Position(pub u32);
 
 /// Index of one token's KV rows in a group's pool. Pruning and demotion change which slot a position has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[repr(transparent)]
 pub struct SlotId(pub u32);
 

@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use hawser_common::{Position, SlotId};
+use serde::{Deserialize, Serialize};
 
 /// Positions of a block, aligned to multiples of it.
 pub const BLOCK_POSITIONS: u32 = 8;
@@ -17,7 +18,7 @@ pub const BLOCK_POSITIONS: u32 = 8;
 pub struct ArchiveId(pub u64);
 
 /// What ranks do to rows between two steps.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RowMove {
     /// The row of `to` becomes that of `from`.
     Copy { from: SlotId, to: SlotId },

@@ -29,6 +29,7 @@ pub struct SlotMap {
     /// Dead positions whose rows are kept aside, ascending: they come back when the session has been computed so far.
     parked: Vec<(Position, SlotId)>,
     protected: u32,
+    version: u64,
 }
 
 impl SlotMap {
@@ -65,6 +66,12 @@ impl SlotMap {
         self.parked.iter().map(|&(_, slot)| slot)
     }
 
+    /// Grows with every change of the live positions but for those that [`SlotMap::append`] adds. Never 0.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version + 1
+    }
+
     /// Slot of a position; the dead slot if it was evicted, `None` past the end.
     #[must_use]
     pub fn slot(&self, position: Position) -> Option<SlotId> {
@@ -94,6 +101,7 @@ impl SlotMap {
         let parked = self.parked.partition_point(|(position, _)| position.index() < len);
         let freed = freed + self.parked.drain(parked..).filter(|&(_, slot)| pool.release(slot)).count();
         let live = self.live_positions.partition_point(|position| position.index() < len);
+        self.version += u64::from(live < self.live.len());
         self.live.truncate(live);
         self.live_positions.truncate(live);
         freed
@@ -157,6 +165,7 @@ impl SlotMap {
     }
 
     fn list_live(&mut self) {
+        self.version += 1;
         self.live.clear();
         self.live.extend(self.live_positions.iter().map(|position| self.slots[position.index()]));
     }
@@ -191,6 +200,7 @@ impl SlotMap {
             live_positions: self.live_positions.clone(),
             parked: self.parked.clone(),
             protected: self.protected,
+            version: self.version,
         }
     }
 

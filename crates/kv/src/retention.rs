@@ -24,9 +24,10 @@ pub use revive::{Dead, Exchange, exchange, revival_evidence};
 pub use select::{Selection, select};
 
 use hawser_common::retention::{Policy, Retention};
+use serde::{Deserialize, Serialize};
 
 /// Where the scores of an event come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Evidence {
     /// Positions and roles alone.
     Local,

@@ -11,24 +11,37 @@ pub use command::{Command, DriverHandle, DriverOptions, Turn};
 use std::thread::JoinHandle;
 
 use hawser_common::clock::Clock;
-use hawser_model::executor::Executor;
+use thiserror::Error;
 use tokio::sync::watch;
 
+use crate::ranks::{FormError, Formation};
 use run::Driver;
 
-/// Starts the thread. It ends when every handle is dropped.
+/// Why a driver did not start.
+#[derive(Debug, Error)]
+pub enum DriverError {
+    #[error(transparent)]
+    Form(#[from] FormError),
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
+}
+
+/// Forms the group and starts the thread. It ends when every handle is dropped.
 ///
 /// # Errors
-/// If the operating system refuses the thread.
+/// [`DriverError`] if the ranks do not come together or the operating system refuses the thread.
 pub fn spawn(
-    executor: Executor,
+    formation: Box<dyn Formation>,
     options: DriverOptions,
     clock: Clock,
-) -> Result<(DriverHandle, JoinHandle<()>), std::io::Error> {
+) -> Result<(DriverHandle, JoinHandle<()>), DriverError> {
     let (commands, inbox) = std::sync::mpsc::sync_channel(options.queue);
-    let driver = Driver::new(executor, &options, clock, inbox);
+    let driver = Driver::new(formation, &options, clock, inbox)?;
     let (capacity, latest) = watch::channel(driver.capacity());
-    let thread =
-        std::thread::Builder::new().name("hawser-driver".to_owned()).spawn(move || driver.run(&capacity))?;
-    Ok((DriverHandle::new(commands, latest), thread))
+    let is_up = driver.is_up();
+    let thread = std::thread::Builder::new()
+        .name("hawser-driver".to_owned())
+        .spawn(move || driver.run(&capacity))
+        .map_err(DriverError::Thread)?;
+    Ok((DriverHandle::new(commands, latest, is_up), thread))
 }

@@ -8,6 +8,7 @@ pub mod driver;
 mod lifecycle;
 mod options;
 mod remote_store;
+pub mod ranks;
 pub mod scheduler;
 mod server;
 pub mod session;

@@ -23,7 +23,7 @@ use tonic::transport::Server;
 pub use load::{LoadError, LoadReport};
 use load::{Loaded, load};
 
-use crate::driver::{self, DriverHandle, DriverOptions};
+use crate::driver::{self, DriverError, DriverHandle, DriverOptions};
 use crate::options::{InvalidOptions, WorkerOptions};
 use crate::scheduler::Limits;
 use crate::server::{SessionService, Shared, WorkerService};
@@ -45,8 +45,8 @@ pub enum StartError {
     Listen { address: SocketAddr, source: std::io::Error },
     #[error("cannot register the group: {0}")]
     Register(#[from] StoreError),
-    #[error("cannot start a thread: {0}")]
-    Thread(std::io::Error),
+    #[error(transparent)]
+    Driver(#[from] DriverError),
     #[error("cannot build the server: {0}")]
     Server(String),
 }
@@ -58,7 +58,8 @@ impl Coded for StartError {
             Self::Load(error) => error.code(),
             Self::Listen { .. } => ErrorCode::Unavailable,
             Self::Register(error) => error.code(),
-            Self::Thread(_) | Self::Server(_) => ErrorCode::Internal,
+            Self::Driver(DriverError::Form(error)) => error.code(),
+            Self::Driver(DriverError::Thread(_)) | Self::Server(_) => ErrorCode::Internal,
         }
     }
 }
@@ -100,7 +101,7 @@ impl Worker {
     ) -> Result<WorkerHandle, StartError> {
         let group = GroupId::parse(&options.group).map_err(InvalidOptions::from)?;
         let tasks = Tasks::new();
-        let Loaded { executor, text, end_ids, context, slots, archive_slots, model, report } = loaded;
+        let Loaded { formation, text, end_ids, context, slots, archive_slots, model, report } = loaded;
         let limits = Limits {
             step_tokens: options.step_tokens,
             mixed_tokens: options.mixed_tokens,
@@ -110,7 +111,7 @@ impl Worker {
         };
         let queue = options.max_waiting + options.max_running;
         let bounds = DriverOptions { limits, slots, archive_slots, queue };
-        let (driver, thread) = driver::spawn(executor, bounds, clock.clone()).map_err(StartError::Thread)?;
+        let (driver, thread) = driver::spawn(formation, bounds, clock.clone())?;
         let record = record(&options, &group, &model, address, &driver);
         let ttl = Duration::from_millis(options.lease_ttl_ms);
         let registration = Registration::start(store, clock.clone(), &tasks, record, ttl).await?;

@@ -43,6 +43,10 @@ pub struct WorkerOptions {
     pub archive_slots: usize,
     /// Memory of those copies in MiB, where `archive_slots` is 0. What is not needed is not touched; 0: none.
     pub archive_memory_mib: usize,
+    /// Ranks of the group in this process, each a thread with its share of the weights, the rows and `threads`.
+    pub tp: usize,
+    /// Longest that a rank waits for another before the group is given up and formed again.
+    pub rank_timeout_ms: u64,
     /// How KV rows are stored.
     pub kv_type: KvType,
     /// Longest prompt plus generation in tokens; 0: what the model was trained for.
@@ -84,6 +88,8 @@ impl Default for WorkerOptions {
             kv_slots: 0,
             kv_memory_mib: 1024,
             archive_slots: 0,
+            tp: 1,
+            rank_timeout_ms: 2_000,
             archive_memory_mib: 256,
             kv_type: KvType::F16,
             context_tokens: 0,
@@ -138,6 +144,9 @@ impl WorkerOptions {
         let slots = self.kv_slots.saturating_add(self.archive_slots);
         check("archive_slots", self.archive_slots, u32::try_from(slots).is_ok(), "below 2^32 with kv_slots")?;
         check("kv_memory_mib", self.kv_memory_mib, self.kv_memory_mib > 0, "at least 1")?;
+        check("tp", self.tp, (1..=64).contains(&self.tp), "1 to 64")?;
+        let patience = usize::try_from(self.rank_timeout_ms).unwrap_or(usize::MAX);
+        check("rank_timeout_ms", patience, (1_000..=600_000).contains(&patience), "1000 to 600000")?;
         check("step_tokens", self.step_tokens, (1..=65_536).contains(&self.step_tokens), "1 to 65536")?;
         check("mixed_tokens", self.mixed_tokens, (1..=65_536).contains(&self.mixed_tokens), "1 to 65536")?;
         check("max_running", self.max_running, (1..=4_096).contains(&self.max_running), "1 to 4096")?;

@@ -12,6 +12,7 @@ use hawser_common::retention::{Policy, Retention};
 use hawser_common::{Position, SessionId, SessionKey, SlotId, TenantId};
 use hawser_kv::RowMove;
 use hawser_kv::retention::{Event, Marks, Origin, Situation, is_due, local_scores, select};
+use hawser_worker::ranks::Tables;
 use hawser_worker::scheduler::{
     Keep, Limits, PlanEntry, RankChange, RowState, Scheduler, SequenceId, StepPlan, Submission, Verdict,
 };
@@ -79,6 +80,8 @@ struct Harness {
     retention: Retention,
     limits: Limits,
     rows: HashMap<SlotId, u64>,
+    /// As a rank has them.
+    tables: Tables,
     running: HashMap<SequenceId, Running>,
     sessions: Vec<Reference>,
     next_id: u64,
@@ -100,6 +103,7 @@ impl Harness {
             next_id: 0,
             now: Tick::default(),
             revived: 0,
+            tables: Tables::default(),
         }
     }
 
@@ -151,10 +155,12 @@ impl Harness {
         let plan = self.scheduler.plan(self.now);
         assert!(plan.rows() <= self.limits.step_tokens);
         plan.changes.iter().for_each(|change| self.change(change));
-        let contexts: Vec<Vec<SlotId>> =
-            self.scheduler.contexts(&plan).map(|(slots, _)| slots.to_vec()).collect();
-        for (entry, context) in plan.entries.iter().zip(&contexts).filter(|(entry, _)| !entry.hint) {
-            self.compute(&plan, entry, context);
+        plan.tables.iter().for_each(|change| self.tables.apply(change));
+        for entry in plan.entries.iter().filter(|entry| !entry.hint) {
+            let context = self.tables.find(entry.sequence).unwrap().slots().to_vec();
+            self.compute(&plan, entry, &context);
+            let (positions, slots) = (&plan.positions[entry.rows.clone()], &plan.slots[entry.rows.clone()]);
+            self.tables.append(entry.sequence, positions, slots);
         }
         for entry in plan.entries.iter().filter(|entry| !entry.hint) {
             self.finish(entry);
@@ -182,7 +188,7 @@ impl Harness {
             self.change(&change);
         }
         let Some(scoring) = self.scheduler.revival(id) else { return };
-        let score = |index: &u32| (self.rows[&scoring.live[*index as usize]] >> 20) as i64;
+        let score = |index: &u32| (self.rows[&scoring.keys[*index as usize]] >> 20) as i64;
         let scores: Vec<i64> = scoring.candidates.iter().map(score).collect();
         let exchanged = self.scheduler.settle_revival(id, Some(&scores));
         let live = &mut self.running.get_mut(&id).unwrap().reference.live;

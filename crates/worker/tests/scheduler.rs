@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use hawser_common::clock::Tick;
 use hawser_common::{SessionId, SessionKey, SlotId, TenantId};
+use hawser_worker::ranks::Tables;
 use hawser_worker::scheduler::{
     Keep, Limits, PlanEntry, Refusal, Scheduler, SequenceId, StepPlan, Submission, Verdict,
 };
@@ -34,6 +35,8 @@ struct Harness {
     next_id: u64,
     now: Tick,
     steps_since_progress: HashMap<SequenceId, usize>,
+    /// As a rank has them.
+    tables: Tables,
 }
 
 /// The next token is a function of everything before it, so a wrong context gives a wrong continuation.
@@ -51,6 +54,7 @@ impl Harness {
             next_id: 0,
             now: Tick::default(),
             steps_since_progress: HashMap::new(),
+            tables: Tables::default(),
         }
     }
 
@@ -111,8 +115,13 @@ impl Harness {
     }
 
     fn check_and_write(&mut self, plan: &StepPlan) {
-        let contexts: Vec<Vec<SlotId>> =
-            self.scheduler.contexts(plan).map(|(slots, _)| slots.to_vec()).collect();
+        plan.tables.iter().for_each(|change| self.tables.apply(change));
+        let slots = |entry: &PlanEntry| self.tables.find(entry.sequence).unwrap().slots().to_vec();
+        let contexts: Vec<Vec<SlotId>> = plan.entries.iter().map(slots).collect();
+        for entry in &plan.entries {
+            let rows = entry.rows.clone();
+            self.tables.append(entry.sequence, &plan.positions[rows.clone()], &plan.slots[rows]);
+        }
         let mut written: Vec<SlotId> = plan.slots.clone();
         written.sort();
         written.dedup();

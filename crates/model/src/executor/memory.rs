@@ -9,13 +9,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use hawser_common::Position;
+use serde::{Deserialize, Serialize};
 
 /// One session's or request's memory, unique within an executor's life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct MemoryId(pub u64);
 
 /// What of a sequence's rows in a step is remembered. Rows are rows of the batch.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observe {
     pub memory: MemoryId,
     /// Rows of the query span, or of what the client says of its intent: averaged.
@@ -33,7 +34,7 @@ pub struct Observe {
 }
 
 /// How the memory goes on from turn to turn. `unit` is the norm along D, per layer and head.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Recursion {
     /// M = unit(Enc).
     Query,

@@ -79,6 +79,9 @@ impl Executor {
         })
     }
 
+    /// STAND-IN
+    pub fn in_group(model: impl Into<Arc<Model>>, options: ExecutorOptions, _group: Box<dyn hawser_device::collective::Collective>) -> Result<Self, DeviceError> { Self::new(model, options) }
+
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
         self.model.config()

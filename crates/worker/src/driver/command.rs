@@ -66,17 +66,28 @@ pub enum Command {
 pub struct DriverHandle {
     commands: SyncSender<Command>,
     capacity: watch::Receiver<Capacity>,
+    is_up: watch::Receiver<bool>,
 }
 
 impl DriverHandle {
-    pub(super) fn new(commands: SyncSender<Command>, capacity: watch::Receiver<Capacity>) -> Self {
-        Self { commands, capacity }
+    pub(super) fn new(
+        commands: SyncSender<Command>,
+        capacity: watch::Receiver<Capacity>,
+        is_up: watch::Receiver<bool>,
+    ) -> Self {
+        Self { commands, capacity, is_up }
     }
 
     /// What the group has left, as of a few steps ago at most; changes can be awaited.
     #[must_use]
     pub fn capacity(&self) -> watch::Receiver<Capacity> {
         self.capacity.clone()
+    }
+
+    /// Whether the group's ranks are there; changes can be awaited.
+    #[must_use]
+    pub fn is_up(&self) -> watch::Receiver<bool> {
+        self.is_up.clone()
     }
 
     fn send(&self, command: Command) -> Result<(), TurnError> {

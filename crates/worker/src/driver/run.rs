@@ -6,17 +6,25 @@ use std::time::Duration;
 
 use hawser_common::clock::{Clock, Tick};
 use hawser_common::group::Capacity;
-use hawser_model::executor::{Batch, Executor, LogitRows, Logits, Sequence};
+use hawser_model::executor::Logits;
 use tokio::sync::{mpsc, watch};
 
 use super::command::{Command, DriverOptions, Turn};
-use crate::scheduler::{Kept, RankChange, Scheduler, Scoring, SequenceId, StepPlan, Verdict};
+use crate::ranks::{BEAT, FormError, Formation, Leader, RankError, Scoring};
+use crate::scheduler::{Kept, PlanEntry, Scheduler, SequenceId, StepPlan, Verdict};
 use crate::turn::{Finish, Generation, TurnEnd, TurnError, TurnEvent, Usage};
 
 /// How often a driver looks for room when every sequence waits for its reader.
 const PAUSED_POLL: Duration = Duration::from_millis(1);
 /// How often the capacity is recounted while steps run.
 const CAPACITY_PERIOD: Duration = Duration::from_millis(100);
+
+/// Epochs of a group's ranks count from here, each time that its driver starts.
+const FIRST_EPOCH: u64 = 1;
+
+fn scheduler(options: &DriverOptions) -> Scheduler {
+    Scheduler::new(options.limits, options.slots, options.archive_slots)
+}
 
 struct Running {
     generation: Generation,
@@ -28,7 +36,14 @@ struct Running {
 }
 
 pub(super) struct Driver {
-    executor: Executor,
+    /// `None`: the group is down and is formed again.
+    leader: Option<Leader>,
+    formation: Box<dyn Formation>,
+    epoch: u64,
+    /// When the ranks are next told that the leader is there, or formed again.
+    due: Tick,
+    is_up: watch::Sender<bool>,
+    options: DriverOptions,
     scheduler: Scheduler,
     running: HashMap<SequenceId, Running>,
     clock: Clock,
@@ -41,27 +56,44 @@ struct Stopped;
 
 impl Driver {
     pub(super) fn new(
-        executor: Executor,
+        mut formation: Box<dyn Formation>,
         options: &DriverOptions,
         clock: Clock,
         inbox: Receiver<Command>,
-    ) -> Self {
-        let scheduler = Scheduler::new(options.limits, options.slots, options.archive_slots);
-        let next_report = clock.now();
-        Self { executor, scheduler, running: HashMap::new(), clock, inbox, next_report }
+    ) -> Result<Self, FormError> {
+        let leader = Some(formation.form(FIRST_EPOCH)?);
+        let now = clock.now();
+        Ok(Self {
+            leader,
+            formation,
+            epoch: FIRST_EPOCH,
+            due: now.after(BEAT),
+            is_up: watch::Sender::new(true),
+            options: *options,
+            scheduler: scheduler(options),
+            running: HashMap::new(),
+            clock,
+            inbox,
+            next_report: now,
+        })
     }
 
     pub(super) fn capacity(&self) -> Capacity {
         self.scheduler.capacity()
     }
 
+    pub(super) fn is_up(&self) -> watch::Receiver<bool> {
+        self.is_up.subscribe()
+    }
+
     pub(super) fn run(mut self, capacity: &watch::Sender<Capacity>) {
         while self.take_commands().is_ok() {
             let now = self.clock.now();
             self.drop_ended(now);
-            let plan = self.scheduler.plan(now);
-            if !plan.is_empty() {
-                self.execute(&plan);
+            self.keep_group(now);
+            let plan = self.leader.as_ref().map(|_| self.scheduler.plan(now));
+            if let Some(plan) = plan.filter(|plan| !plan.is_empty()) {
+                self.execute(plan);
             }
             if self.scheduler.is_idle() || self.next_report <= now {
                 self.next_report = now.after(CAPACITY_PERIOD);
@@ -71,27 +103,67 @@ impl Driver {
                 });
             }
         }
+        if let Some(leader) = self.leader.take() {
+            leader.end();
+        }
+    }
+
+    /// Tells ranks that the leader is there when they have heard nothing for a while; forms a group that is down.
+    fn keep_group(&mut self, now: Tick) {
+        if now < self.due {
+            return;
+        }
+        self.due = now.after(BEAT);
+        match &mut self.leader {
+            Some(leader) if leader.has_followers() => {
+                if let Err(error) = leader.beat() {
+                    self.fail_group(&error);
+                }
+            }
+            Some(_) => {}
+            None => self.form(),
+        }
+    }
+
+    fn form(&mut self) {
+        match self.formation.form(self.epoch + 1) {
+            Ok(leader) => {
+                self.epoch += 1;
+                self.leader = Some(leader);
+                tracing::info!(epoch = self.epoch, "the group is up again");
+                self.is_up.send_replace(true);
+            }
+            Err(error) => tracing::debug!(%error, "the group is not up yet"),
+        }
+    }
+
+    /// How long an idle driver waits for commands; `None`: until one comes.
+    fn patience(&self) -> Option<Duration> {
+        match &self.leader {
+            Some(leader) if !leader.has_followers() => None,
+            Some(_) | None => Some(self.due.since(self.clock.now())),
+        }
     }
 
     /// Takes what waits; blocks only when nothing can run.
     fn take_commands(&mut self) -> Result<(), Stopped> {
         loop {
-            let command = if self.scheduler.is_idle() {
-                self.inbox.recv().map_err(|_| Stopped)?
+            let patience = if self.scheduler.is_idle() {
+                self.patience()
             } else if self.all_paused() {
-                match self.inbox.recv_timeout(PAUSED_POLL) {
-                    Ok(command) => command,
-                    Err(RecvTimeoutError::Timeout) => return Ok(()),
-                    Err(RecvTimeoutError::Disconnected) => return Err(Stopped),
-                }
+                Some(PAUSED_POLL)
             } else {
-                match self.inbox.try_recv() {
-                    Ok(command) => command,
-                    Err(std::sync::mpsc::TryRecvError::Empty) => return Ok(()),
-                    Err(std::sync::mpsc::TryRecvError::Disconnected) => return Err(Stopped),
-                }
+                Some(Duration::ZERO)
             };
-            self.obey(command);
+            let received = match patience {
+                None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(limit) => self.inbox.recv_timeout(limit),
+            };
+            match received {
+                Ok(command) => self.obey(command),
+                Err(RecvTimeoutError::Timeout) => return Ok(()),
+                Err(RecvTimeoutError::Disconnected) => return Err(Stopped),
+            }
             if self.scheduler.is_idle() {
                 // A close or a refusal changed the capacity, and no step will report it.
                 return Ok(());
@@ -125,6 +197,9 @@ impl Driver {
 
     fn submit(&mut self, turn: Turn, now: Tick) {
         let Turn { submission, generation, events } = turn;
+        if self.leader.is_none() {
+            return send(&events, TurnEvent::Failed(TurnError::GroupDown));
+        }
         let id = submission.id;
         match self.scheduler.submit(submission, now) {
             Ok(()) => {
@@ -160,114 +235,101 @@ impl Driver {
         }
     }
 
-    fn execute(&mut self, plan: &StepPlan) {
-        for change in &plan.changes {
-            self.change(change);
-        }
-        if plan.entries.is_empty() {
-            return;
-        }
-        let sequences: Vec<Sequence<'_>> = plan
-            .entries
-            .iter()
-            .zip(self.scheduler.contexts(plan))
-            .map(|(entry, (context, positions))| Sequence {
-                rows: entry.rows.clone(),
-                context,
-                positions,
-                logits: if entry.sample { LogitRows::Last } else { LogitRows::None },
-                observe: entry.observe.clone(),
-            })
-            .collect();
-        let batch = Batch {
-            tokens: &plan.tokens,
-            positions: &plan.positions,
-            slots: &plan.slots,
-            sequences: &sequences,
-        };
-        match self.executor.step(&batch) {
-            Ok(logits) => {
-                for (observe, recursion) in
-                    plan.entries.iter().filter_map(|e| e.observe.as_ref().zip(e.remember))
-                {
-                    self.executor.remember(observe.memory, recursion);
-                }
-                self.advance(plan, logits);
-            }
-            Err(error) => self.fail_step(plan, &error.to_string()),
-        }
-    }
-
-    fn change(&mut self, change: &RankChange) {
-        match change {
-            RankChange::Begin(id) => self.executor.begin_memory(*id),
-            RankChange::TakeBack(id) => self.executor.take_back_memory(*id),
-            RankChange::Fork { from, to } => self.executor.fork_memory(*from, *to),
-            RankChange::Forget(id) => self.executor.forget_memory(*id),
-            RankChange::Move(row) => self.executor.move_row(row),
+    fn execute(&mut self, plan: StepPlan) {
+        let Some(leader) = &mut self.leader else { return };
+        self.due = self.clock.now().after(BEAT);
+        match leader.step(plan) {
+            Ok((plan, Some(logits))) => self.advance(&plan, logits),
+            Ok((_, None)) => {}
+            Err(error) => self.fail_group(&error),
         }
     }
 
     /// Scores a sequence's history, evicts what the policy does not keep, and brings back what the request asks for.
-    fn prune(&mut self, id: SequenceId) {
+    fn prune(&mut self, id: SequenceId) -> Result<(), RankError> {
         let started = self.clock.now();
-        let scores = self.scheduler.scoring(id).and_then(|scoring| score(&mut self.executor, &scoring));
+        let scores = match self.scheduler.scoring(id) {
+            Some(scoring) => self.score(scoring)?,
+            None => None,
+        };
         self.scheduler.settle(id, scores);
-        // What the prune moved to the archive is scored there.
-        for change in self.scheduler.take_changes() {
-            self.change(&change);
-        }
         if let Some(scoring) = self.scheduler.revival(id) {
-            let scores = score(&mut self.executor, &scoring);
+            // What the prune moved to the archive is scored there.
+            let scores = self.score(scoring)?;
             let exchanged = self.scheduler.settle_revival(id, scores.as_deref());
             tracing::debug!(sequence = id.0, revived = exchanged.revived.len(), "a revival was decided");
         }
         if let Some(turn) = self.running.get_mut(&id) {
             turn.pruning += self.clock.now().since(started);
         }
+        Ok(())
     }
 
-    fn fail_step(&mut self, plan: &StepPlan, detail: &str) {
-        tracing::error!(detail, rows = plan.rows(), "a step failed");
-        let now = self.clock.now();
-        for entry in &plan.entries {
-            self.scheduler.abort(entry.sequence, now);
-            self.fail(entry.sequence, TurnError::Step { detail: detail.to_owned() });
+    fn score(&mut self, scoring: Scoring) -> Result<Option<Vec<i64>>, RankError> {
+        let changes = self.scheduler.take_changes();
+        let Some(leader) = &mut self.leader else { return Ok(None) };
+        let scores = leader.score(changes, scoring)?;
+        if let Some(scores) = scores.as_ref().filter(|scores| scores.non_finite > 0) {
+            tracing::warn!(count = scores.non_finite, "scores were no numbers and count as none");
         }
+        Ok(scores.map(|scores| scores.values))
+    }
+
+    /// The group is over: every request ends with an error that allows another try, nothing is left of any session's
+    /// rows, and a new epoch begins.
+    fn fail_group(&mut self, error: &RankError) {
+        tracing::error!(%error, epoch = self.epoch, running = self.running.len(), "the group is down");
+        self.leader = None;
+        self.is_up.send_replace(false);
+        self.scheduler = scheduler(&self.options);
+        let reason = error.to_string();
+        for (_, turn) in self.running.drain() {
+            send(&turn.events, TurnEvent::Failed(TurnError::GroupFailed { reason: reason.clone() }));
+        }
+        self.due = self.clock.now();
     }
 
     fn advance(&mut self, plan: &StepPlan, mut logits: Logits) {
         let now = self.clock.now();
         let mut sampled = 0..;
         for entry in &plan.entries {
-            let id = entry.sequence;
             let row = if entry.sample { sampled.next() } else { None };
-            let (Some(row), Some(turn)) = (row, self.running.get_mut(&id)) else {
-                if entry.prune {
-                    self.prune(id);
-                }
-                continue;
-            };
-            turn.first_token.get_or_insert(now);
-            match turn.generation.next(logits.row_mut(row)) {
-                Ok((piece, finish)) => {
-                    let token = piece.token;
-                    // The first token comes from all of the history; the prune comes after it.
-                    send(&turn.events, TurnEvent::Token(piece));
-                    if entry.prune {
-                        self.prune(id);
-                    }
-                    match finish {
-                        None => self.scheduler.advance(id, token, Verdict::Continue, now),
-                        Some(finish) => self.complete(id, token, finish, now),
-                    }
-                }
-                Err(error) => {
-                    self.scheduler.abort(id, now);
-                    self.fail(id, error.into());
-                }
+            if let Err(error) = self.advance_entry(entry, row.map(|row| logits.row_mut(row)), now) {
+                return self.fail_group(&error);
             }
         }
+    }
+
+    fn advance_entry(
+        &mut self,
+        entry: &PlanEntry,
+        logits: Option<&mut [f32]>,
+        now: Tick,
+    ) -> Result<(), RankError> {
+        let id = entry.sequence;
+        let (Some(logits), Some(turn)) = (logits, self.running.get_mut(&id)) else {
+            return if entry.prune { self.prune(id) } else { Ok(()) };
+        };
+        turn.first_token.get_or_insert(now);
+        match turn.generation.next(logits) {
+            Ok((piece, finish)) => {
+                let token = piece.token;
+                // The first token comes from all of the history; the prune comes after it.
+                send(&turn.events, TurnEvent::Token(piece));
+                if entry.prune {
+                    self.prune(id)?;
+                }
+                match finish {
+                    None => self.scheduler.advance(id, token, Verdict::Continue, now),
+                    Some(finish) => self.complete(id, token, finish, now),
+                }
+            }
+            Err(error) => {
+                self.scheduler.abort(id, now);
+                self.fail(id, error.into());
+            }
+        }
+        Ok(())
     }
 
     fn complete(&mut self, id: SequenceId, token: u32, finish: Finish, now: Tick) {
@@ -299,14 +361,6 @@ impl Driver {
         };
         send(&turn.events, TurnEvent::Finished(Box::new(end)));
     }
-}
-
-fn score(executor: &mut Executor, scoring: &Scoring<'_>) -> Option<Vec<i64>> {
-    let scores = executor.score(&scoring.request())?;
-    if scores.non_finite > 0 {
-        tracing::warn!(count = scores.non_finite, "scores were no numbers and count as none");
-    }
-    Some(scores.values)
 }
 
 fn is_full(events: &mpsc::Sender<TurnEvent>) -> bool {

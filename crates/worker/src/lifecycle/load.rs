@@ -9,13 +9,14 @@ use hawser_common::{Coded, ErrorCode};
 use hawser_device::DeviceError;
 use hawser_device::kv::RowType;
 use hawser_model::checkpoint::{Checkpoint, CheckpointError};
-use hawser_model::executor::{Executor, ExecutorOptions};
+use hawser_model::executor::ExecutorOptions;
 use hawser_model::layers::{LoadError as ModelError, Model};
 use hawser_model::text::{ChatTemplate, TemplateError};
 use hawser_proto::v1;
 use thiserror::Error;
 
 use crate::options::{KvType, WorkerOptions};
+use crate::ranks::{Formation, Threads};
 use crate::session::Text;
 
 /// Fewest slots worth serving with, the dead slot included.
@@ -64,7 +65,7 @@ pub struct LoadReport {
 /// Everything that a leader serves with.
 #[derive(Debug)]
 pub(super) struct Loaded {
-    pub executor: Executor,
+    pub formation: Box<dyn Formation>,
     pub text: Text,
     pub end_ids: Vec<u32>,
     pub context: usize,
@@ -91,13 +92,14 @@ pub(super) fn load(options: &WorkerOptions, clock: &Clock) -> Result<Loaded, Loa
     let slots = slot_count(options, bytes_per_slot)?;
     let threads = options.thread_count();
     let (text, end_ids) = text_side(&checkpoint, config.vocab)?;
-    let model = Model::load(&checkpoint)?;
     let archive_slots = match options.archive_slots {
         0 => options.archive_memory_mib.saturating_mul(1 << 20) / bytes_per_slot.max(1),
         slots => slots,
     };
     let archive_slots = archive_slots.min(u32::MAX as usize - slots);
-    let executor = Executor::new(model, ExecutorOptions { slots: slots + archive_slots, row_type, threads })?;
+    let sizes = ExecutorOptions { slots: slots + archive_slots, row_type, threads };
+    let shards = vec![Arc::new(Model::load(&checkpoint)?)];
+    let formation = Box::new(Threads::new(shards, sizes, Duration::from_millis(options.rank_timeout_ms)));
     let architecture = format!("{:?}", config.architecture).to_lowercase();
     let info = v1::ModelInfo {
         name: name.clone(),
@@ -116,7 +118,7 @@ pub(super) fn load(options: &WorkerOptions, clock: &Clock) -> Result<Loaded, Loa
         threads: NonZeroUsize::get(threads),
         elapsed: clock.now().since(started),
     };
-    Ok(Loaded { executor, text, end_ids, context, slots, archive_slots, model: info, report })
+    Ok(Loaded { formation, text, end_ids, context, slots, archive_slots, model: info, report })
 }
 
 fn context_length(options: &WorkerOptions, most: usize) -> Result<usize, LoadError> {

@@ -19,12 +19,13 @@ mod prune;
 mod revive;
 mod sequence;
 mod share;
+mod tables;
 
 use std::collections::VecDeque;
 
 use hawser_common::clock::Tick;
 use hawser_common::group::Capacity;
-use hawser_common::{Coded, ErrorCode, Position, SessionKey, SlotId};
+use hawser_common::{Coded, ErrorCode, Position, SessionKey};
 use hawser_kv::retention::Origin;
 use hawser_kv::{Archive, AuditError, PrefixTree, SlotMap, SlotPool, audit_with_tree};
 use hawser_model::executor::MemoryId;
@@ -33,8 +34,8 @@ use thiserror::Error;
 use cache::{Idle, SessionCache};
 pub use inspect::{Inspection, RowState};
 pub use plan::{PlanEntry, RankChange, SequenceId, StepPlan};
-pub use prune::Scoring;
 use sequence::Sequence;
+use tables::ToldTables;
 pub use sequence::{Admission, Keep, Kept, Submission};
 
 /// Bounds of a scheduler.
@@ -91,6 +92,7 @@ pub struct Scheduler {
     running: Vec<Sequence>,
     /// For the next plan.
     changes: Vec<RankChange>,
+    told: ToldTables,
     /// Slots of the last plan's hints.
     hints: SlotMap,
     next_memory: u64,
@@ -112,6 +114,7 @@ impl Scheduler {
             waiting: VecDeque::new(),
             running: Vec::new(),
             changes: Vec::new(),
+            told: ToldTables::default(),
             hints: SlotMap::new(),
             next_memory: 0,
         }
@@ -191,6 +194,7 @@ impl Scheduler {
         let prefill = if decoding == 0 { self.limits.step_tokens } else { self.limits.mixed_tokens };
         self.plan_sequences(false, self.limits.step_tokens.min(decoding + prefill), &mut plan, now);
         plan.changes = self.take_changes();
+        self.tell_tables(&mut plan);
         plan
     }
 
@@ -273,21 +277,6 @@ impl Scheduler {
     /// What the ranks are to do before they score: the next plan does not repeat it.
     pub fn take_changes(&mut self) -> Vec<RankChange> {
         std::mem::take(&mut self.changes)
-    }
-
-    /// What each entry's rows see besides their own: its session's live history before this step, slots and positions.
-    pub fn contexts<'a>(
-        &'a self,
-        plan: &'a StepPlan,
-    ) -> impl Iterator<Item = (&'a [SlotId], &'a [Position])> {
-        plan.entries.iter().map(|entry| {
-            let sequence = self.running.iter().find(|sequence| sequence.id == entry.sequence);
-            let live = sequence.map_or((&[][..], &[][..]), |s| (s.map.live(), s.map.live_positions()));
-            // A hint stands beside one row of its sequence.
-            let own = if entry.hint { 1 } else { entry.rows.len() };
-            let before = live.0.len() - own;
-            (&live.0[..before], &live.1[..before])
-        })
     }
 
     /// Takes the token sampled for a sequence of the last plan. A prune of that plan is settled before.

@@ -5,16 +5,21 @@ use std::ops::Range;
 use hawser_common::{Position, SlotId};
 use hawser_kv::RowMove;
 use hawser_model::executor::{MemoryId, Observe, Recursion};
+use serde::{Deserialize, Serialize};
+
+use crate::ranks::TableChange;
 
 /// One request in the scheduler, unique within a driver's life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SequenceId(pub u64);
 
 /// Rows of one step. `tokens`, `positions` and `slots` have one entry per row.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepPlan {
     /// What the ranks do before the step, in order.
     pub changes: Vec<RankChange>,
+    /// What changes of the sequences' tables, before the step; the step's own rows are added by running it.
+    pub tables: Vec<TableChange>,
     pub tokens: Vec<u32>,
     pub positions: Vec<Position>,
     /// Where each row's KV is written: fresh slots, each held by its sequence only.
@@ -23,7 +28,7 @@ pub struct StepPlan {
 }
 
 /// The consecutive rows of one sequence.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanEntry {
     pub sequence: SequenceId,
     pub rows: Range<usize>,
@@ -41,7 +46,7 @@ pub struct PlanEntry {
 }
 
 /// A change of what the ranks hold besides the rows of a step: what they remember of queries, and rows that move.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RankChange {
     /// A request begins, or begins again.
     Begin(MemoryId),

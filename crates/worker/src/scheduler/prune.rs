@@ -1,55 +1,18 @@
 //! Prune events: when they are due, what is asked of the ranks, and the rewrite of the slot map.
 
-use std::borrow::Cow;
 use std::ops::Range;
 
-use hawser_common::retention::{Aggregation, Policy, Retention};
-use hawser_common::{Position, SlotId};
+use hawser_common::retention::{Policy, Retention};
+use hawser_common::Position;
 use hawser_kv::retention::{
     Event, Evidence, Observed, PruneRecord, Situation, budget, is_due, local_scores, revival_evidence, select,
 };
-use hawser_model::executor::{MemoryId, Observe, Recursion, ScoreRequest};
+use hawser_model::executor::{Observe, Recursion};
 
 use super::inspect::Scores;
 use super::plan::{PlanEntry, SequenceId, StepPlan};
 use super::{Scheduler, Sequence};
-
-/// What the ranks are to score for a prune.
-#[derive(Debug)]
-pub struct Scoring<'a> {
-    pub memory: MemoryId,
-    pub evidence: Evidence,
-    /// The span has not ended: score with the memory as if it did.
-    pub peek: Option<Recursion>,
-    pub live: Cow<'a, [SlotId]>,
-    /// Indexes into `live`.
-    pub candidates: Vec<u32>,
-    /// Of the candidates, where neighbours are averaged or mass is looked up.
-    pub positions: Cow<'a, [Position]>,
-    pub keep: usize,
-    pub pool: usize,
-    pub causal: bool,
-    pub aggregation: Aggregation,
-}
-
-impl Scoring<'_> {
-    /// As the executor takes it.
-    #[must_use]
-    pub fn request(&self) -> ScoreRequest<'_> {
-        ScoreRequest {
-            memory: self.memory,
-            evidence: self.evidence,
-            peek: self.peek,
-            live: &self.live,
-            candidates: &self.candidates,
-            positions: &self.positions,
-            aggregation: self.aggregation,
-            keep: self.keep,
-            pool: self.pool,
-            causal: self.causal,
-        }
-    }
-}
+use crate::ranks::Scoring;
 
 /// How a policy's memory goes on.
 pub(super) fn recursion(retention: &Retention) -> Recursion {
@@ -192,7 +155,7 @@ impl Scheduler {
 
     /// What the ranks score for a sequence's prune; `None` where positions and roles decide.
     #[must_use]
-    pub fn scoring(&self, id: SequenceId) -> Option<Scoring<'_>> {
+    pub fn scoring(&self, id: SequenceId) -> Option<Scoring> {
         let sequence = self.running.iter().find(|sequence| sequence.id == id)?;
         let (event, memory) = (sequence.event.as_ref()?, sequence.memory?);
         let retention = &sequence.keep.retention;
@@ -212,9 +175,9 @@ impl Scheduler {
             memory,
             evidence,
             peek,
-            live: Cow::Borrowed(sequence.map.live()),
+            keys: sequence.map.live().to_vec(),
             candidates,
-            positions: Cow::Borrowed(&event.candidates),
+            positions: event.candidates.clone(),
             keep: event.keep,
             pool: retention.pool_positions as usize,
             causal: retention.policy == Policy::SnapKv,

@@ -3,7 +3,6 @@
 //! Rows come from the prefix tree, where another session still shows them (free), or from the archive (a copy each).
 //! Decided after the prompt's last row and after that prompt's prune, before the first decode.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use hawser_common::retention::Policy;
@@ -14,8 +13,9 @@ use hawser_kv::retention::{
 use hawser_kv::{BLOCK_POSITIONS, RowMove};
 
 use super::plan::{RankChange, SequenceId};
-use super::prune::{Scoring, recursion};
+use super::prune::recursion;
 use super::{Scheduler, Sequence};
+use crate::ranks::Scoring;
 
 /// Dead positions that could come back, and what is scored for them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,7 +100,7 @@ impl Scheduler {
 
     /// What the ranks score for a sequence's revival; `None` where none is due.
     #[must_use]
-    pub fn revival(&self, id: SequenceId) -> Option<Scoring<'_>> {
+    pub fn revival(&self, id: SequenceId) -> Option<Scoring> {
         let sequence = self.running.iter().find(|sequence| sequence.id == id)?;
         let (revival, memory) = (sequence.revival.as_ref()?, sequence.memory?);
         let retention = &sequence.keep.retention;
@@ -118,9 +118,9 @@ impl Scheduler {
             memory,
             evidence,
             peek,
-            live: Cow::Owned(keys),
+            keys,
             candidates,
-            positions: Cow::Borrowed(&[]),
+            positions: Vec::new(),
             keep: revival.event.keep,
             pool: 1,
             causal: evidence == Evidence::Window && retention.policy != Policy::AnswerRows,

@@ -56,8 +56,10 @@ pub enum TurnError {
     Aborted,
     #[error(transparent)]
     Sample(#[from] SampleError),
-    #[error("a step failed: {detail}")]
-    Step { detail: String },
+    #[error("the group failed during the turn ({reason}); try again")]
+    GroupFailed { reason: String },
+    #[error("a rank of the group is missing; it serves nothing until all are there")]
+    GroupDown,
     #[error("the turn's worker task failed")]
     TaskFailed,
 }
@@ -78,15 +80,18 @@ impl Coded for TurnError {
             | Self::NoMessages => ErrorCode::Invalid,
             Self::SessionLost => ErrorCode::SessionLost,
             Self::StaleOwner(_) => ErrorCode::StaleOwner,
-            Self::Draining | Self::Fenced | Self::ClaimFailed { .. } | Self::DriverStopped => {
-                ErrorCode::Unavailable
-            }
+            Self::Draining
+            | Self::Fenced
+            | Self::ClaimFailed { .. }
+            | Self::DriverStopped
+            | Self::GroupFailed { .. }
+            | Self::GroupDown => ErrorCode::Unavailable,
             Self::SessionBusy { .. } | Self::TooManySessions { .. } | Self::DriverBusy => {
                 ErrorCode::Exhausted
             }
             Self::Deadline => ErrorCode::Deadline,
             Self::Aborted => ErrorCode::Cancelled,
-            Self::Sample(_) | Self::Step { .. } | Self::TaskFailed => ErrorCode::Internal,
+            Self::Sample(_) | Self::TaskFailed => ErrorCode::Internal,
         }
     }
 

@@ -1,0 +1,23 @@
+//! The ranks of a group: one plan, carried out by all of them.
+//!
+//! The leader decides and says so in [`Command`]s; every rank, the leader's own included, carries them out in order on
+//! its shard. Promises that ranks which ran the same commands hold the same tables, and that a rank which cannot go on
+//! ends the group instead of leaving a command out.
+
+mod command;
+mod follower;
+mod formation;
+mod leader;
+mod link;
+mod rank;
+mod tables;
+mod threads;
+
+pub use command::{Command, CommandError, Scoring, Work};
+pub use follower::follow;
+pub use formation::{FormError, Formation};
+pub use leader::Leader;
+pub use link::{BEAT, Link};
+pub use rank::{Outcome, Rank, RankError};
+pub use tables::{Table, TableChange, Tables};
+pub use threads::Threads;
