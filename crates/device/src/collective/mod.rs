@@ -6,6 +6,7 @@
 //! waits longer than the transport's timeout. Never retries: after an error the group is over.
 
 mod error;
+pub mod nccl;
 mod single;
 
 use std::sync::Arc;
