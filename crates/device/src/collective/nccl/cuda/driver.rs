@@ -47,7 +47,7 @@ pub(super) fn probe() -> Result<(), CallError> {
         let found = unsafe { library.get::<unsafe extern "C" fn()>(name.as_bytes()) };
         found.map_err(|error| CallError {
             call: "dlsym",
-            reason: format!("{name} is not in the CUDA driver: is it too old? ({error})"),
+            reason: format!("{name} is not in the CUDA driver: is it too old? ({})", raw::said(&error)),
         })?;
     }
     // SAFETY: the function is there, and takes no pointers.

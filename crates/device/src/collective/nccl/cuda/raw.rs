@@ -100,7 +100,7 @@ pub(super) fn open(names: &[&'static str]) -> Result<Library, CallError> {
         // SAFETY: these are the vendor's libraries; what runs when they are loaded asks nothing of us.
         match unsafe { Library::new(*name) } {
             Ok(library) => return Ok(library),
-            Err(error) => reasons.push(error.to_string()),
+            Err(error) => reasons.push(said(&error)),
         }
     }
     let reason = format!(
@@ -111,6 +111,11 @@ pub(super) fn open(names: &[&'static str]) -> Result<Library, CallError> {
     Err(CallError { call: "dlopen", reason })
 }
 
+/// What the loader said; the error itself only says which of its functions failed.
+pub(super) fn said(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
 /// # Safety
 /// `F` is the type of the function of this name.
 unsafe fn function<F: Copy>(library: &Library, name: &'static str) -> Result<F, CallError> {
@@ -118,6 +123,6 @@ unsafe fn function<F: Copy>(library: &Library, name: &'static str) -> Result<F, 
     let found = unsafe { library.get::<F>(name.as_bytes()) };
     found.map(|symbol| *symbol).map_err(|error| CallError {
         call: "dlsym",
-        reason: format!("{name} is not in the library: is it too old? ({error})"),
+        reason: format!("{name} is not in the library: is it too old? ({})", said(&error)),
     })
 }
