@@ -1,6 +1,6 @@
 //! What the owned layer needs from the driver and from NCCL: one function per call, each with a checked result.
 //!
-//! [`super::cuda`] implements it over the real libraries, the tests over a scripted fake, so that everything above it
+//! `cuda` implements it over the real libraries, the tests over a scripted fake, so that everything above it
 //! runs on machines without a GPU. Promises nothing about order or ownership; that is the owned layer's task.
 
 use std::fmt::Debug;

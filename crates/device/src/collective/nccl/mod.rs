@@ -1,14 +1,14 @@
 //! Groups over NCCL, for ranks that have a GPU each.
 //!
-//! Three layers: [`cuda`] has the libraries' functions and turns their codes into errors; [`communicator`] owns a
-//! communicator over device memory; [`group`] brings host rows there and back. Promises that a build needs no CUDA and
-//! a machine without it gets an error that names the missing library; that a sum has the same bits on every rank; that
-//! every wait ends.
+//! Three layers: `cuda` has the libraries' functions and turns their codes into errors; `communicator` owns a
+//! communicator over device memory; `group` brings host rows there and back. Promises that a build needs no CUDA and
+//! a machine without it gets an error that names the missing library, and that every wait ends.
 //!
-//! What NCCL does not have, this transport does not promise: floats are added in an order of NCCL's choice, not in the
-//! order of the ranks; a silent rank is not named; the reason of an abort stays on its rank, the others see an error
-//! of NCCL's or their timeout. Tags are not sent, so ranks that call different things with equal lengths get a wrong
-//! sum, unless [`TagCheck::On`] compares them first.
+//! What NCCL does not promise, this transport does not either. Floats are added in an order of NCCL's choice, not in
+//! the order of the ranks; that all ranks get equal bits follows from its algorithms, not from its documentation. A
+//! silent rank is not named. The reason of an abort stays on its rank; the others see an error of NCCL's or their
+//! timeout. Tags are not sent, so ranks that call different things with equal lengths get a wrong sum, unless
+//! [`TagCheck::On`] compares them first.
 
 mod calls;
 mod communicator;
