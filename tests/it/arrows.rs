@@ -37,6 +37,8 @@ const KEPT_TO: &[(&str, &[&str])] = &[
     ("libc", &["device"]),
     ("memmap2", &["device"]),
     ("gemm", &["device"]),
+    ("cudarc", &["device"]),
+    ("libloading", &["device"]),
     ("anyhow", &["cli", "tests"]),
     ("clap", &["cli"]),
     ("figment", &["common"]),

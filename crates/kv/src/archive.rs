@@ -11,7 +11,7 @@ use hawser_common::{Position, SlotId};
 use serde::{Deserialize, Serialize};
 
 /// Positions of a block, aligned to multiples of it.
-pub const BLOCK_POSITIONS: u32 = 8;
+pub const BLOCK_POSITIONS: u32 = 16;
 
 /// A session in the archive, unique within its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

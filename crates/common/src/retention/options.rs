@@ -75,7 +75,7 @@ impl Default for Retention {
             adaptive_min_tokens: 0,
             bounded: false,
             revive: true,
-            revive_margin: 0.25,
+            revive_margin: 1.0,
             seed: 0,
             window_rows: 8,
             mass_every: 8,

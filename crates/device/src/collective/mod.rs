@@ -3,7 +3,8 @@
 //! Owns the trait that every transport implements. Every call carries a tag: the step it belongs to, its number within
 //! the step, the operation, the element type and the lengths. Promises that ranks which do not call the same thing in
 //! the same order get an error and never a wrong sum, that a sum has the same bits on every rank, and that no call
-//! waits longer than the transport's timeout. Never retries: after an error the group is over.
+//! waits longer than the transport's timeout. (NCCL adds in an order of its own and sees a mismatch only where tags are
+//! checked; see [`nccl`].) Never retries: after an error the group is over.
 
 mod boxed;
 mod call;
@@ -11,6 +12,7 @@ mod element;
 mod error;
 mod failure;
 mod faulty;
+pub mod nccl;
 mod single;
 mod tcp;
 mod threads;

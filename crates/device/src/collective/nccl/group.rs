@@ -1,0 +1,202 @@
+//! The transport itself: host rows go to the device, through one collective operation, and back.
+//!
+//! Promises that a rank's rows are written only when the operation has succeeded, and that all ranks enqueue the same
+//! operations for the same calls, whatever their own part is. Never keeps a row beyond its call.
+
+use std::sync::Arc;
+
+use hawser_common::clock::Clock;
+
+use super::super::{AbortHandle, Collective, CollectiveError, Reduce, StepTag, Traffic, Values};
+use super::calls::{Calls, Element, Op};
+use super::communicator::{Communicator, Deadline};
+use super::plan::Plan;
+use super::staging::Staging;
+use super::tag::{Action, Tag};
+use super::{Member, NcclOptions, TagCheck, UniqueId};
+
+/// One rank's end of a group over NCCL. It may move to another thread, but is used by one at a time.
+#[derive(Debug)]
+pub struct Nccl {
+    staging: Staging,
+    comm: Communicator,
+    options: NcclOptions,
+    step: StepTag,
+    /// Number of the next call within the step.
+    next: u64,
+    traffic: Traffic,
+}
+
+impl Nccl {
+    /// Joins the group `id`, which all ranks do at about the same time. Blocks until they have.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Transport`] if a library is missing or too old, the device cannot be had, or not all ranks
+    /// joined in time.
+    pub fn join(
+        id: &UniqueId,
+        member: Member,
+        options: NcclOptions,
+        clock: Clock,
+    ) -> Result<Self, CollectiveError> {
+        Self::join_through(super::load()?, id, member, options, clock)
+    }
+
+    pub(super) fn join_through(
+        calls: Arc<dyn Calls>,
+        id: &UniqueId,
+        member: Member,
+        options: NcclOptions,
+        clock: Clock,
+    ) -> Result<Self, CollectiveError> {
+        assert!(member.rank < member.world, "rank {} of {}", member.rank, member.world);
+        let comm = Communicator::join(calls, clock, member, id, options.device, options.join_timeout)?;
+        let (staging, traffic) = (Staging::default(), Traffic::default());
+        Ok(Self { staging, comm, options, step: StepTag::default(), next: 0, traffic })
+    }
+
+    /// Begins a call: the device is ours, and all ranks call the same, as far as that is checked.
+    fn begin<'a>(&mut self, action: Action<'a>) -> Result<(Tag<'a>, Deadline), CollectiveError> {
+        let tag = Tag { step: self.step, seq: self.next, action };
+        self.next += 1;
+        self.traffic.calls += 1;
+        let deadline = self.comm.deadline(self.options.timeout);
+        self.comm.enter()?;
+        if self.options.tags == TagCheck::On {
+            self.compare(&tag, deadline)?;
+        }
+        Ok((tag, deadline))
+    }
+
+    /// Gathers every rank's number of its tag.
+    fn compare(&mut self, tag: &Tag<'_>, deadline: Deadline) -> Result<(), CollectiveError> {
+        let ours = tag.number();
+        let plan = Plan::gather(self.comm.member(), Element::I64, 1);
+        let all = self.run(&plan, bytemuck::bytes_of(&ours), tag, deadline)?;
+        let numbers = all.chunks_exact(size_of::<i64>()).map(bytemuck::pod_read_unaligned::<i64>);
+        match numbers.enumerate().find(|(_, theirs)| *theirs != ours) {
+            None => Ok(()),
+            Some((rank, theirs)) => {
+                let theirs = format!("something else (its tag has the number {theirs:#018x})");
+                Err(self.comm.fail(CollectiveError::Mismatch { rank, ours: tag.to_string(), theirs }))
+            }
+        }
+    }
+
+    fn values(&mut self, op: Op, data: Values<'_>) -> Result<(), CollectiveError> {
+        let (element, bytes): (_, &mut [u8]) = match data {
+            Values::F32(data) => (Element::F32, bytemuck::cast_slice_mut(data)),
+            Values::Bf16(data) => (Element::Bf16, bytemuck::cast_slice_mut(data)),
+            Values::I64(data) => (Element::I64, bytemuck::cast_slice_mut(data)),
+        };
+        let count = bytes.len() / element.bytes();
+        let (tag, deadline) = self.begin(Action::Values(op, element, count))?;
+        let plan = Plan::in_place(self.comm.member(), op, element, count);
+        let result = self.run(&plan, &bytes[plan.input.clone()], &tag, deadline)?;
+        bytes[plan.output.clone()].copy_from_slice(result);
+        self.traffic.bytes += plan.sent;
+        Ok(())
+    }
+
+    /// Runs the operation over `own` rows; what comes back stays in the staging memory.
+    fn run(
+        &mut self,
+        plan: &Plan,
+        own: &[u8],
+        tag: &Tag<'_>,
+        deadline: Deadline,
+    ) -> Result<&[u8], CollectiveError> {
+        // Every rank has nothing to give, or none: lengths are part of the call.
+        if plan.room == 0 {
+            return Ok(&[]);
+        }
+        let (comm, staging) = (&mut self.comm, &mut self.staging);
+        staging.reserve(comm, plan.room)?;
+        let place = staging.host(plan.input.clone());
+        place[..own.len()].copy_from_slice(own);
+        place[own.len()..].fill(0);
+        staging.copy_in(comm, plan.input.clone())?;
+        let at = staging.device();
+        // SAFETY: the plan's room was reserved, and staging keeps it until the group has stopped. `begin` has entered.
+        unsafe { comm.launch(&plan.exchange(at), deadline, tag)? };
+        staging.copy_out(comm, plan.output.clone())?;
+        comm.wait(deadline, tag)?;
+        Ok(staging.host(plan.output.clone()))
+    }
+}
+
+impl Collective for Nccl {
+    fn rank(&self) -> usize {
+        self.comm.member().rank
+    }
+
+    fn world(&self) -> usize {
+        self.comm.member().world
+    }
+
+    fn begin_step(&mut self, step: StepTag) {
+        (self.step, self.next) = (step, 0);
+    }
+
+    fn all_reduce(&mut self, data: Values<'_>, by: Reduce) -> Result<(), CollectiveError> {
+        self.values(Op::AllReduce(by), data)
+    }
+
+    fn reduce_to_leader(&mut self, data: Values<'_>, by: Reduce) -> Result<(), CollectiveError> {
+        self.values(Op::ReduceToLeader(by), data)
+    }
+
+    fn all_gather(
+        &mut self,
+        part: &[f32],
+        counts: &[usize],
+        whole: &mut [f32],
+    ) -> Result<(), CollectiveError> {
+        assert_eq!(counts.len(), self.world(), "a gather names the length of every rank's part");
+        assert_eq!(part.len(), counts[self.rank()], "a part has the length that was named");
+        assert!(whole.len() >= counts.iter().sum(), "the whole has room for all parts");
+        let (tag, deadline) = self.begin(Action::Gather(counts))?;
+        // NCCL gathers equal parts only: all are as long as the longest, and the ends of the others are dropped.
+        let longest = counts.iter().copied().max().unwrap_or(0);
+        let plan = Plan::gather(self.comm.member(), Element::F32, longest);
+        let padded = self.run(&plan, bytemuck::cast_slice(part), &tag, deadline)?;
+        let mut rest: &mut [u8] = bytemuck::cast_slice_mut(whole);
+        for (count, padded) in counts.iter().zip(padded.chunks_exact(plan.own_bytes().max(1))) {
+            let (place, behind) = rest.split_at_mut(count * size_of::<f32>());
+            place.copy_from_slice(&padded[..place.len()]);
+            rest = behind;
+        }
+        self.traffic.bytes += plan.sent;
+        Ok(())
+    }
+
+    fn broadcast(&mut self, data: Values<'_>) -> Result<(), CollectiveError> {
+        self.values(Op::Broadcast, data)
+    }
+
+    /// A sum of one number: no rank has it before all have given theirs.
+    fn barrier(&mut self) -> Result<(), CollectiveError> {
+        let (tag, deadline) = self.begin(Action::Barrier)?;
+        let plan = Plan::in_place(self.comm.member(), Op::AllReduce(Reduce::Sum), Element::I64, 1);
+        self.run(&plan, bytemuck::bytes_of(&1_i64), &tag, deadline)?;
+        Ok(())
+    }
+
+    /// The rank's own thread ends the group, at its next look if it waits, else at its next call. The others see an
+    /// error of NCCL's or their timeout: NCCL carries no reasons.
+    fn abort_handle(&self) -> AbortHandle {
+        let ended = self.comm.ended();
+        AbortHandle::new(move |reason| ended.because(reason))
+    }
+
+    /// Bytes are those handed to NCCL to send, with the padding of a gather; tags are not counted.
+    fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+}
+
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        self.staging.give_back(&mut self.comm);
+    }
+}
