@@ -14,6 +14,7 @@ mod server;
 pub mod session;
 pub mod turn;
 
+pub use lifecycle::{FollowerError, follow_leader};
 pub use lifecycle::{LoadError, LoadReport, StartError, Worker, WorkerHandle};
 pub use options::{InvalidOptions, KvType, WorkerOptions};
 pub use remote_store::RemoteStore;

@@ -1,5 +1,6 @@
 //! A worker group's life: load, register, serve, drain, leave.
 
+mod follow;
 mod load;
 
 use std::net::SocketAddr;
@@ -135,6 +136,7 @@ impl Worker {
         });
         tasks.spawn(report_capacity(Arc::clone(&shared), tasks.stopping()));
         tasks.spawn(forget_idle(Arc::clone(&shared), tasks.stopping()));
+        tasks.spawn(follow_group(Arc::clone(&shared), tasks.stopping()));
         spawn_server(&tasks, WorkerService::new(Arc::clone(&shared), model), &registration, listener)?;
         Ok(WorkerHandle { address, shared, tasks, thread: Some(thread), report })
     }
@@ -161,7 +163,7 @@ fn record(
         id: group.clone(),
         model: model.name.clone(),
         address: advertise,
-        tp: 1,
+        tp: u32::try_from(options.tp.max(options.world)).unwrap_or(u32::MAX),
         epoch: Epoch(0),
         capacity: *driver.capacity().borrow(),
         draining: false,
@@ -221,6 +223,20 @@ async fn report_health(
             () = stopping.cancelled() => return,
             _ = registration.changed() => {}
             () = tokio::time::sleep(until_invalid) => {}
+        }
+    }
+}
+
+/// Leaves the cluster while a rank is missing: a group is one failure domain, and its sessions go on elsewhere.
+async fn follow_group(shared: Arc<Shared>, stopping: CancellationToken) {
+    let mut is_up = shared.driver.is_up();
+    loop {
+        let up = *is_up.borrow_and_update();
+        shared.registration.suspend(!up);
+        // Cancel-safe: `changed` only waits, and the latest value is read after it.
+        tokio::select! {
+            () = stopping.cancelled() => return,
+            changed = is_up.changed() => if changed.is_err() { return },
         }
     }
 }

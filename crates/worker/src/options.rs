@@ -45,6 +45,12 @@ pub struct WorkerOptions {
     pub archive_memory_mib: usize,
     /// Ranks of the group in this process, each a thread with its share of the weights, the rows and `threads`.
     pub tp: usize,
+    /// Ranks of a group of processes; 1: the group is this process.
+    pub world: usize,
+    /// This process's rank in it; rank 0 leads.
+    pub rank: usize,
+    /// Where the ranks of a group of processes meet, `host:port`: the leader listens there.
+    pub rendezvous: String,
     /// Longest that a rank waits for another before the group is given up and formed again.
     pub rank_timeout_ms: u64,
     /// How KV rows are stored.
@@ -89,6 +95,9 @@ impl Default for WorkerOptions {
             kv_memory_mib: 1024,
             archive_slots: 0,
             tp: 1,
+            world: 1,
+            rank: 0,
+            rendezvous: String::new(),
             rank_timeout_ms: 2_000,
             archive_memory_mib: 256,
             kv_type: KvType::F16,
@@ -145,6 +154,11 @@ impl WorkerOptions {
         check("archive_slots", self.archive_slots, u32::try_from(slots).is_ok(), "below 2^32 with kv_slots")?;
         check("kv_memory_mib", self.kv_memory_mib, self.kv_memory_mib > 0, "at least 1")?;
         check("tp", self.tp, (1..=64).contains(&self.tp), "1 to 64")?;
+        check("world", self.world, (1..=64).contains(&self.world), "1 to 64")?;
+        check("rank", self.rank, self.rank < self.world, "below world")?;
+        check("tp", self.tp, self.world == 1 || self.tp == 1, "1 where the group has several processes")?;
+        let meets = self.world == 1 || !self.rendezvous.is_empty();
+        check("world", self.world, meets, "1, or more with worker.rendezvous set")?;
         let patience = usize::try_from(self.rank_timeout_ms).unwrap_or(usize::MAX);
         check("rank_timeout_ms", patience, (1_000..=600_000).contains(&patience), "1000 to 600000")?;
         check("step_tokens", self.step_tokens, (1..=65_536).contains(&self.step_tokens), "1 to 65536")?;

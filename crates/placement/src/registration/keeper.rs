@@ -70,7 +70,7 @@ impl Keeper {
         report: watch::Receiver<Report>,
     ) -> Self {
         let published = Published {
-            report: Report { capacity: record.capacity, draining: record.draining },
+            report: Report { capacity: record.capacity, draining: record.draining, suspended: false },
             at: clock.now(),
         };
         let standing = Standing { epoch: record.epoch, valid_until: Tick::default() };
@@ -140,6 +140,10 @@ impl Keeper {
 
     fn wait(&self) -> Duration {
         let now = self.clock.now();
+        if self.report.borrow().suspended {
+            // At once, and then not before it is over.
+            return if self.phase == Phase::Holding { Duration::ZERO } else { self.ttl };
+        }
         let due = self.due.since(now);
         match self.phase {
             Phase::Holding => due.min(self.published.wait(&self.report.borrow(), now)),
@@ -149,6 +153,9 @@ impl Keeper {
 
     async fn step(&mut self) {
         let now = self.clock.now();
+        if self.report.borrow().suspended {
+            return self.leave().await;
+        }
         match self.phase {
             Phase::Lost if self.due <= now => self.register_again().await,
             Phase::Lost => {}
@@ -161,6 +168,18 @@ impl Keeper {
                     self.publish(report).await;
                 }
             }
+        }
+    }
+
+    /// Gives the lease back, and with it every claim: others may have the sessions at once.
+    async fn leave(&mut self) {
+        if self.phase == Phase::Lost {
+            return;
+        }
+        let lease = self.held.borrow().lease;
+        self.lose();
+        if let Err(error) = self.call(self.store.revoke(lease)).await {
+            warn!(group = %self.record.id, %error, "the lease was not revoked; it ends by itself");
         }
     }
 

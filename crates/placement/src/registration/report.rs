@@ -18,6 +18,8 @@ const SHARE: u64 = 50;
 pub(super) struct Report {
     pub(super) capacity: Capacity,
     pub(super) draining: bool,
+    /// The group cannot serve for now and stays out of the cluster.
+    pub(super) suspended: bool,
 }
 
 /// What was last published, and when.
@@ -57,7 +59,7 @@ mod tests {
 
     #[track_caller]
     fn check(new: Report, expected: Duration) {
-        let old = Report { capacity: BASE, draining: false };
+        let old = Report { capacity: BASE, draining: false, suspended: false };
         let published = Published { report: old, at: Tick(Duration::from_secs(100)) };
         assert_eq!(published.wait(&new, Tick(Duration::from_secs(100))), expected, "{new:?}");
         assert_eq!(published.wait(&new, Tick(Duration::from_secs(100) + expected)), Duration::ZERO);
@@ -65,7 +67,7 @@ mod tests {
 
     #[test]
     fn news_waits_a_second_and_the_rest_ten() {
-        let of = |capacity| Report { capacity, draining: false };
+        let of = |capacity| Report { capacity, draining: false, suspended: false };
         check(of(BASE), MAX_INTERVAL);
         check(of(Capacity { slots_free: 481, ..BASE }), MAX_INTERVAL);
         check(of(Capacity { slots_free: 480, ..BASE }), MIN_INTERVAL);
@@ -73,6 +75,6 @@ mod tests {
         check(of(Capacity { slots_idle: 120, ..BASE }), MIN_INTERVAL);
         check(of(Capacity { queued: 1, ..BASE }), MIN_INTERVAL);
         check(of(Capacity { sessions: 4, ..BASE }), MIN_INTERVAL);
-        check(Report { capacity: BASE, draining: true }, MIN_INTERVAL);
+        check(Report { capacity: BASE, draining: true, suspended: false }, MIN_INTERVAL);
     }
 }

@@ -61,14 +61,20 @@ impl Driver {
         clock: Clock,
         inbox: Receiver<Command>,
     ) -> Result<Self, FormError> {
-        let leader = Some(formation.form(FIRST_EPOCH)?);
+        let leader = match formation.form(FIRST_EPOCH) {
+            Err(FormError::Missing { missing, world }) => {
+                tracing::info!(missing, world, "waiting for ranks");
+                None
+            }
+            formed => Some(formed?),
+        };
         let now = clock.now();
         Ok(Self {
-            leader,
             formation,
             epoch: FIRST_EPOCH,
             due: now.after(BEAT),
-            is_up: watch::Sender::new(true),
+            is_up: watch::Sender::new(leader.is_some()),
+            leader,
             options: *options,
             scheduler: scheduler(options),
             running: HashMap::new(),

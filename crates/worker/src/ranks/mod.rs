@@ -9,7 +9,9 @@ mod follower;
 mod formation;
 mod leader;
 mod link;
+mod processes;
 mod rank;
+mod rendezvous;
 mod tables;
 mod threads;
 
@@ -18,6 +20,7 @@ pub use follower::follow;
 pub use formation::{FormError, Formation};
 pub use leader::Leader;
 pub use link::{BEAT, Link};
+pub use processes::{FollowError, Follower, Processes};
 pub use rank::{Outcome, Rank, RankError};
 pub use tables::{Table, TableChange, Tables};
 pub use threads::Threads;

@@ -1,0 +1,63 @@
+//! A rank of a group of processes that does not lead: it has no server and no store, only its leader.
+
+use std::time::Duration;
+
+use hawser_common::{Coded, ErrorCode};
+use hawser_model::checkpoint::Checkpoint;
+use thiserror::Error;
+
+use super::load::{LoadError, shards};
+use crate::options::{InvalidOptions, WorkerOptions};
+use crate::ranks::{FollowError, Follower};
+
+/// Between two tries to join the leader.
+const RETRY: Duration = Duration::from_millis(300);
+
+/// Why a follower ended.
+#[derive(Debug, Error)]
+pub enum FollowerError {
+    #[error(transparent)]
+    Options(#[from] InvalidOptions),
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error(transparent)]
+    Follow(#[from] FollowError),
+}
+
+impl Coded for FollowerError {
+    fn code(&self) -> ErrorCode {
+        match self {
+            Self::Options(error) => error.code(),
+            Self::Load(error) => error.code(),
+            Self::Follow(_) => ErrorCode::Unavailable,
+        }
+    }
+}
+
+/// Loads this rank's shard and follows the leader from epoch to epoch. Blocks until the leader ends the group in good
+/// order or refuses the rank.
+///
+/// # Errors
+/// [`FollowerError`]; a leader that is away or a group that failed is no error, and is tried again.
+pub fn follow_leader(options: &WorkerOptions) -> Result<(), FollowerError> {
+    options.validate()?;
+    let checkpoint = Checkpoint::open(&options.model).map_err(LoadError::from)?;
+    let shard = shards(&checkpoint, options)?.swap_remove(0);
+    let follower = Follower {
+        shard,
+        model: checkpoint.digest().to_string(),
+        rank: options.rank,
+        world: options.world,
+        leader: options.rendezvous.clone(),
+        threads: options.thread_count(),
+    };
+    drop(checkpoint);
+    loop {
+        match follower.run(rand::random()) {
+            Ok(()) => return Ok(()),
+            Err(error @ FollowError::Refused { .. }) => return Err(error.into()),
+            Err(error) => tracing::warn!(rank = options.rank, %error, "trying to join the group again"),
+        }
+        std::thread::sleep(RETRY.mul_f64(0.5 + rand::random::<f64>()));
+    }
+}
