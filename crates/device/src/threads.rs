@@ -161,9 +161,9 @@ impl Core {
 }
 
 /// Keeps what different threads write on different cache lines (two, because CPUs fetch them in pairs).
-#[derive(Default)]
+#[derive(Debug, Default)]
 #[repr(align(128))]
-struct CacheLine<T>(T);
+pub(crate) struct CacheLine<T>(pub(crate) T);
 
 /// Where one thread waits for a condition that another thread makes true.
 #[derive(Default)]

@@ -5,13 +5,23 @@
 //! the same order get an error and never a wrong sum, that a sum has the same bits on every rank, and that no call
 //! waits longer than the transport's timeout. Never retries: after an error the group is over.
 
+mod boxed;
+mod call;
+mod element;
 mod error;
+mod failure;
+mod faulty;
 mod single;
+mod tcp;
+mod threads;
 
 use std::sync::Arc;
 
 pub use error::CollectiveError;
+pub use faulty::{Fault, Faulty};
 pub use single::Single;
+pub use tcp::TcpRank;
+pub use threads::{ThreadGroup, ThreadRank};
 
 /// The step that calls belong to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -118,3 +128,6 @@ impl std::fmt::Debug for AbortHandle {
         f.write_str("AbortHandle")
     }
 }
+
+#[cfg(test)]
+mod tests;

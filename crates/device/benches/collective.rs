@@ -1,0 +1,109 @@
+//! Time of sums across two ranks: `cargo bench -p hawser-device --bench collective [-- <words of case names>]`.
+//!
+//! 576 values are what a decode step of a small model adds some sixty times, 512 rows of them what a prefill chunk
+//! adds, and 49,152 are its logits. The ranks are threads of this process, joined by memory or by TCP on loopback;
+//! each needs a core. Given are the best and the median round of rank 0, and for the long ones bytes of values per
+//! second and direction.
+#![allow(clippy::print_stdout, reason = "a benchmark's output is what it prints")]
+
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use hawser_common::clock::Clock;
+use hawser_device::collective::{Collective, Reduce, TcpRank, ThreadGroup, Values};
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+const ROUNDS: usize = 41;
+const HIDDEN: usize = 576;
+const LOGITS: usize = 49_152;
+
+#[derive(Clone, Copy)]
+enum Call {
+    Sum(usize),
+    Gather(usize),
+}
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    for (name, call, repeats) in [
+        ("sum of 576", Call::Sum(HIDDEN), 2_000),
+        ("sum of 512x576", Call::Sum(512 * HIDDEN), 40),
+        ("gather of 49152", Call::Gather(LOGITS), 200),
+    ] {
+        for (transport, open) in [("threads", threads as fn() -> Vec<Box<dyn Collective>>), ("tcp", tcp)] {
+            let name = format!("{transport} 2 {name}");
+            if words.iter().all(|word| name.contains(word)) {
+                report(&name, call, measure(open(), call, repeats));
+            }
+        }
+    }
+}
+
+fn threads() -> Vec<Box<dyn Collective>> {
+    let ranks = ThreadGroup::new(2, TIMEOUT).into_iter();
+    ranks.map(|rank| Box::new(rank) as Box<dyn Collective>).collect()
+}
+
+fn tcp() -> Vec<Box<dyn Collective>> {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+    let address = listener.local_addr().expect("a bound socket has an address");
+    let spoke = TcpStream::connect(address).expect("the listener is there");
+    let (hub, _) = listener.accept().expect("a connection waits");
+    let hub = TcpRank::hub(vec![hub], TIMEOUT).expect("a connected stream can be set up");
+    let spoke = TcpRank::spoke(1, 2, spoke, TIMEOUT).expect("a connected stream can be set up");
+    vec![Box::new(hub), Box::new(spoke)]
+}
+
+/// Time per call in each round, on rank 0.
+fn measure(ranks: Vec<Box<dyn Collective>>, call: Call, repeats: usize) -> Vec<Duration> {
+    let job = |mut rank: Box<dyn Collective>| {
+        let clock = Clock::system();
+        let mut times = Vec::with_capacity(ROUNDS);
+        for _ in 0..ROUNDS {
+            rank.barrier().expect("no rank fails");
+            let start = clock.now();
+            run(&mut *rank, call, repeats);
+            times.push(clock.now().since(start) / repeats as u32);
+        }
+        times
+    };
+    let mut times = std::thread::scope(|scope| {
+        let ranks: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(move || job(rank))).collect();
+        let mut times = ranks.into_iter().map(|rank| rank.join().expect("no rank panics"));
+        times.next().expect("there is a rank 0")
+    });
+    times.sort_unstable();
+    times
+}
+
+fn run(rank: &mut dyn Collective, call: Call, repeats: usize) {
+    match call {
+        Call::Sum(len) => {
+            // Zeros stay zeros, however often they are added.
+            let mut data = vec![0.0; len];
+            for _ in 0..repeats {
+                rank.all_reduce(Values::F32(&mut data), Reduce::Sum).expect("no rank fails");
+            }
+        }
+        Call::Gather(len) => {
+            let (part, mut whole) = (vec![0.0; len / 2], vec![0.0; len]);
+            for _ in 0..repeats {
+                rank.all_gather(&part, &[len / 2, len / 2], &mut whole).expect("no rank fails");
+            }
+        }
+    }
+}
+
+fn report(name: &str, call: Call, times: Vec<Duration>) {
+    let (best, median) = (times[0].as_secs_f64(), times[times.len() / 2].as_secs_f64());
+    let sent = 4 * match call {
+        Call::Sum(len) => len,
+        Call::Gather(len) => len / 2,
+    };
+    println!(
+        "{name:<28} median {:>8.2} us   best {:>8.2} us   {:>6.2} GB/s",
+        median * 1e6,
+        best * 1e6,
+        sent as f64 / median / 1e9
+    );
+}
