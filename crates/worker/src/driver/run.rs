@@ -302,7 +302,10 @@ impl Driver {
 }
 
 fn score(executor: &mut Executor, scoring: &Scoring<'_>) -> Option<Vec<i64>> {
-    let scores = executor.score(&scoring.request())?;
+    // Only the ranks of a group can fail at a score. The event then goes on without one, as where nothing is remembered;
+    // the group's next step fails too, and with it all of its turns.
+    let scored = executor.score(&scoring.request());
+    let scores = scored.inspect_err(|error| tracing::error!(%error, "a score failed")).ok()??;
     if scores.non_finite > 0 {
         tracing::warn!(count = scores.non_finite, "scores were no numbers and count as none");
     }
