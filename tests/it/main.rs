@@ -7,5 +7,6 @@ mod faults;
 mod inspect;
 mod process;
 mod processes;
+mod ranks;
 mod retention;
 mod turns;

@@ -102,6 +102,11 @@ impl Server {
         rest
     }
 
+    /// SIGSTOP: it is there and does nothing.
+    pub(crate) fn freeze(&self) {
+        self.signal("-STOP");
+    }
+
     /// SIGKILL: no goodbye to anyone.
     pub(crate) async fn kill(mut self) {
         self.child.kill().await.unwrap();

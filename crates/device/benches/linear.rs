@@ -31,7 +31,7 @@ impl Shape {
             let noise = |at: usize| (at.wrapping_mul(2_654_435_761).wrapping_add(layer) >> 7) as u8;
             // Bytes stay small, so that the scales among them are finite halves.
             let data: Vec<u8> = (0..bytes).map(|at| noise(at) & 0x3b).collect();
-            let raw = RawMatrix { format, rows, cols, data: &data, row_order: None };
+            let raw = RawMatrix { format, rows, cols, data: &data, row_order: None, columns: None };
             PackedMatrix::pack(&[raw]).expect("a good matrix")
         };
         Self { name, layers: (0..layers).map(layer).collect() }

@@ -91,7 +91,7 @@ fn run(
     let isa = Isa::best();
     let row = HEADS * SHAPE.head_dim;
     if case.kind == Kind::Mass {
-        let mut out = vec![0.0; case.keys];
+        let mut out = vec![0; case.keys];
         let (context, own) = keys.split_at(case.keys - case.rows);
         for layer in 0..SHAPE.layers {
             let q = &q[layer * row..][..case.rows * row];

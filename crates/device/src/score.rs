@@ -22,7 +22,7 @@ mod scratch;
 mod shares;
 mod work;
 
-pub use mass::{MassCall, mass};
+pub use mass::{MASS_ONE, MassCall, mass};
 pub use scratch::ScoreScratch;
 
 /// The integer that stands for a share of 1: all attention of a query head.

@@ -62,8 +62,6 @@ impl Candidate {
             retention.policy = Policy::parse(found).ok_or_else(unknown)?;
             (retention.role_weight, retention.user_weight) = (0.0, 0.0);
             retention.mass_every = 1;
-            retention.revive = false;
-            retention.window_rows = 32;
         }
         for part in parts {
             let Some((option, value)) = part.split_once('=') else {

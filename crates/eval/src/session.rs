@@ -246,7 +246,7 @@ impl Engine {
             span: span.clone(),
             pins: &[],
         });
-        let scored = self.score(session, &event);
+        let scored = self.score(session, &event)?;
         let scores = scored.unwrap_or_default();
         let local;
         let used = if scores.is_empty() {
@@ -321,7 +321,9 @@ impl Engine {
             pool: 1,
             causal: evidence == Evidence::Window && retention.policy != Policy::AnswerRows,
         };
-        let Some(scores) = self.executor.score(&request).map(|scores| scores.values) else { return Ok(None) };
+        let Some(scores) = self.executor.score(&request)?.map(|scores| scores.values) else {
+            return Ok(None);
+        };
         let (digests, live) = scores.split_at(blocks.len());
         let dead: Vec<Dead> = blocks
             .into_iter()
@@ -350,7 +352,7 @@ impl Engine {
         Ok(Some(Revived { exchanged, scored, copied: moves.len() }))
     }
 
-    fn score(&mut self, session: &Session, event: &Event) -> Option<Vec<i64>> {
+    fn score(&mut self, session: &Session, event: &Event) -> Result<Option<Vec<i64>>, StepError> {
         let retention = &session.retention;
         let index: HashMap<Position, u32> = session.map.live_positions().iter().copied().zip(0..).collect();
         let evidence = Evidence::of(retention.policy);
@@ -367,7 +369,7 @@ impl Engine {
             pool: retention.pool_positions as usize,
             causal: retention.policy == Policy::SnapKv,
         };
-        self.executor.score(&request).map(|scores| scores.values)
+        Ok(self.executor.score(&request)?.map(|scores| scores.values))
     }
 }
 

@@ -10,4 +10,5 @@ pub mod config;
 pub mod executor;
 pub mod layers;
 pub mod sampling;
+pub mod shard;
 pub mod text;

@@ -7,8 +7,8 @@
 pub mod driver;
 mod lifecycle;
 mod options;
-mod remote_store;
 pub mod ranks;
+mod remote_store;
 pub mod scheduler;
 mod server;
 pub mod session;

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::transport::Server;
 
+pub use follow::{FollowerError, follow_leader};
 pub use load::{LoadError, LoadReport};
 use load::{Loaded, load};
 

@@ -49,6 +49,9 @@ pub struct Options {
     /// Memory of each group's KV pool in MiB [default: 1024]
     #[arg(long, value_name = "MIB")]
     kv_memory_mib: Option<usize>,
+    /// Ranks of each group, each a thread with its share of the weights [default: 1]
+    #[arg(long, value_name = "N")]
+    tp: Option<usize>,
 }
 
 pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
@@ -58,6 +61,7 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     flags.set("router.listen", options.listen.map(|address| address.to_string()));
     flags.set("worker.threads", options.threads);
     flags.set("worker.kv_memory_mib", options.kv_memory_mib);
+    flags.set("worker.tp", options.tp);
     let mut config = Config::load(global, flags)?;
     config.worker.model = models::resolve(&config.worker.model, &global.model_dir)?;
     if config.worker.threads == 0 {

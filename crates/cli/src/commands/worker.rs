@@ -9,7 +9,7 @@ use anyhow::Context;
 use hawser_client::Client;
 use hawser_common::clock::Clock;
 use hawser_placement::Store;
-use hawser_worker::{RemoteStore, Worker, WorkerHandle};
+use hawser_worker::{RemoteStore, Worker, WorkerHandle, WorkerOptions, follow_leader};
 
 use super::serving::{announce_loading, announce_stop, stop_signal, unless_stopped};
 use crate::args::Global;
@@ -21,6 +21,8 @@ const EXAMPLES: &str = "\
 Examples:
   hawser worker --group a --router http://127.0.0.1:7070
   hawser worker --group b --model models/Qwen2.5-0.5B-Instruct --threads 8
+  hawser worker --group d --tp 2
+  hawser worker --group e --rank 0 --world 2 --rendezvous host-e:7100   # and the same with --rank 1 elsewhere
   hawser worker --group c --listen 0.0.0.0:7071 --set worker.advertise=http://host-c:7071
 
 Ctrl-C or SIGTERM hands the group's sessions over: running turns finish, later ones run at another group.";
@@ -45,6 +47,18 @@ pub struct Options {
     /// Where the leader listens; port 0 takes a free one [default: 127.0.0.1:0]
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
+    /// Ranks of the group in this process, each a thread with its share of the weights [default: 1]
+    #[arg(long, value_name = "N")]
+    tp: Option<usize>,
+    /// This process's rank in a group of processes; rank 0 leads [default: 0]
+    #[arg(long, value_name = "R", requires = "world")]
+    rank: Option<usize>,
+    /// Ranks of a group of processes [default: 1]
+    #[arg(long, value_name = "N", requires = "rendezvous")]
+    world: Option<usize>,
+    /// Where the ranks of a group of processes meet: the leader listens there
+    #[arg(long, value_name = "HOST:PORT")]
+    rendezvous: Option<String>,
     /// CPU threads [default: all cores]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -61,10 +75,17 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     flags.set("worker.listen", options.listen.map(|address| address.to_string()));
     flags.set("worker.threads", options.threads);
     flags.set("worker.kv_memory_mib", options.kv_memory_mib);
+    flags.set("worker.tp", options.tp);
+    flags.set("worker.rank", options.rank);
+    flags.set("worker.world", options.world);
+    flags.set("worker.rendezvous", options.rendezvous.clone());
     let mut config = Config::load(global, flags)?;
     config.worker.model = models::resolve(&config.worker.model, &global.model_dir)?;
     config.worker.validate()?;
     config.print();
+    if config.worker.rank > 0 {
+        return follow(config.worker).await;
+    }
     let Some((group, router)) = unless_stopped(Box::pin(start(&config))).await? else {
         return Ok(());
     };
@@ -82,6 +103,17 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
         _ = group.shutdown(grace) => line("stopped"),
         again = stop_signal() => again?,
     }
+    Ok(())
+}
+
+/// A rank that does not lead: until its leader ends the group, or a signal comes.
+async fn follow(worker: WorkerOptions) -> anyhow::Result<()> {
+    line(format!("rank {} of {}; the leader is at {}", worker.rank, worker.world, worker.rendezvous));
+    let following = tokio::task::spawn_blocking(move || follow_leader(&worker));
+    if let Some(ended) = unless_stopped(async { anyhow::Ok(following.await?) }).await? {
+        ended?;
+    }
+    line("stopped");
     Ok(())
 }
 

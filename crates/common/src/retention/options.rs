@@ -58,7 +58,7 @@ pub struct Retention {
 impl Default for Retention {
     fn default() -> Self {
         Self {
-            policy: Policy::SnapKv,
+            policy: Policy::RolePrior,
             budget_tokens: 0,
             trigger_tokens: 512,
             sink_tokens: 4,
@@ -67,17 +67,17 @@ impl Default for Retention {
             aggregation: Aggregation::Sum,
             memory_decay: 0.5,
             age_decay: 0.0,
-            role_weight: 64.0,
-            user_weight: 16.0,
+            role_weight: 16.0,
+            user_weight: 8.0,
             block_tokens: 1,
             threshold: 0.0,
             threshold_min_tokens: 0,
             adaptive_min_tokens: 0,
             bounded: false,
-            revive: true,
+            revive: false,
             revive_margin: 1.0,
             seed: 0,
-            window_rows: 8,
+            window_rows: 32,
             mass_every: 8,
             pool_positions: 5,
         }

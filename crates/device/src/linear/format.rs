@@ -3,6 +3,8 @@
 //! Owns the formats' sizes and the description of a matrix as it lies in a file. Never trusts a size: all products
 //! are checked.
 
+use std::ops::Range;
+
 use thiserror::Error;
 
 use hawser_common::{Coded, ErrorCode};
@@ -109,10 +111,34 @@ pub struct RawMatrix<'a> {
     /// Which rows of `data` to take, in packed order: undoes the q/k row permutation of llama GGUFs, or takes a
     /// shard. All rows in file order if none.
     pub row_order: Option<&'a [u32]>,
+    /// Which columns of each row to take; all if none.
+    pub columns: Option<Columns>,
+}
+
+/// Columns of a matrix that follow each other: a shard of the inputs. They begin and end between blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Columns {
+    pub first: usize,
+    pub count: usize,
 }
 
 impl<'a> RawMatrix<'a> {
-    /// Appends the bytes of each row, in packed order.
+    /// Columns that are taken.
+    pub(super) fn taken(&self) -> usize {
+        self.columns.map_or(self.cols, |columns| columns.count)
+    }
+
+    /// Where the taken columns lie in a row.
+    fn column_bytes(&self, row_bytes: usize) -> Result<Range<usize>, LinearError> {
+        let Some(Columns { first, count }) = self.columns else { return Ok(0..row_bytes) };
+        let bad = LinearError::Columns { first, count, cols: self.cols, block: self.format.block_items() };
+        let start = self.format.row_bytes(first);
+        let end = first.checked_add(count).filter(|&end| count > 0 && end <= self.cols);
+        let end = end.and_then(|end| self.format.row_bytes(end));
+        start.zip(end).map(|(start, end)| start..end).ok_or(bad)
+    }
+
+    /// Appends the taken bytes of each row, in packed order.
     pub(super) fn collect_rows(&self, rows: &mut Vec<&'a [u8]>) -> Result<(), LinearError> {
         let Self { format, cols, data, .. } = *self;
         let bad_cols = LinearError::Cols { cols, format: format.name(), block: format.block_items() };
@@ -122,8 +148,9 @@ impl<'a> RawMatrix<'a> {
         if data.len() != expected {
             return Err(LinearError::DataSize { rows: self.rows, cols, expected, found: data.len() });
         }
+        let taken = self.column_bytes(row_bytes)?;
         let Some(order) = self.row_order else {
-            rows.extend(data.chunks_exact(row_bytes));
+            rows.extend(data.chunks_exact(row_bytes).map(|row| &row[taken.clone()]));
             return Ok(());
         };
         for &row in order {
@@ -131,7 +158,7 @@ impl<'a> RawMatrix<'a> {
             if start >= self.rows {
                 return Err(LinearError::RowOrder { row, rows: self.rows });
             }
-            rows.push(&data[start * row_bytes..][..row_bytes]);
+            rows.push(&data[start * row_bytes..][taken.clone()]);
         }
         Ok(())
     }
@@ -152,6 +179,10 @@ pub enum LinearError {
     DataSize { rows: usize, cols: usize, expected: usize, found: usize },
     #[error("row {row} was asked for, but the matrix has {rows}")]
     RowOrder { row: u32, rows: usize },
+    #[error(
+        "columns {first} and the {count} from there on are no whole blocks of {block} among {cols} columns"
+    )]
+    Columns { first: usize, count: usize, cols: usize, block: usize },
     #[error("parts of {first} and {other} columns cannot share a matrix: pack them apart")]
     PartCols { first: usize, other: usize },
     #[error("parts in {first} and {other} cannot share a matrix: pack them apart")]

@@ -24,7 +24,7 @@ mod quantised;
 mod tests;
 
 pub use activations::MatmulScratch;
-pub use format::{Format, LinearError, RawMatrix};
+pub use format::{Columns, Format, LinearError, RawMatrix};
 pub use pack::PackedMatrix;
 
 use crate::threads::{SharedMut, Threads, split};

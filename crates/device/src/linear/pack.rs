@@ -53,7 +53,7 @@ pub struct PackedMatrix {
 
 impl PackedMatrix {
     /// Puts `parts` below each other (q, k and v, or gate and up, become one matrix), for the best kernels of this
-    /// CPU. All parts have the same columns and format.
+    /// CPU. All parts have the same format and as many columns.
     ///
     /// # Errors
     /// [`LinearError`]: sizes that contradict each other, or no memory.
@@ -66,11 +66,12 @@ impl PackedMatrix {
     /// # Errors
     /// As [`PackedMatrix::pack`].
     pub fn pack_for(isa: Isa, parts: &[RawMatrix<'_>]) -> Result<Self, LinearError> {
-        let RawMatrix { format, cols, .. } = *parts.first().ok_or(LinearError::Empty)?;
+        let first = parts.first().ok_or(LinearError::Empty)?;
+        let (format, cols) = (first.format, first.taken());
         let mut sources = Vec::new();
         for part in parts {
-            if part.cols != cols {
-                return Err(LinearError::PartCols { first: cols, other: part.cols });
+            if part.taken() != cols {
+                return Err(LinearError::PartCols { first: cols, other: part.taken() });
             }
             if part.format != format {
                 return Err(LinearError::PartFormats { first: format.name(), other: part.format.name() });

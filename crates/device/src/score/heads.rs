@@ -88,10 +88,10 @@ impl Heads {
     fn aggregate(&mut self, how: Aggregate) {
         let pairs = self.scores.iter_mut().zip(&self.shares);
         match how {
-            Aggregate::Sum => pairs.for_each(|(score, &share)| *score += integer(share)),
-            Aggregate::Max => pairs.for_each(|(score, &share)| *score = integer(share).max(*score)),
+            Aggregate::Sum => pairs.for_each(|(score, &share)| *score += integer(share, ONE)),
+            Aggregate::Max => pairs.for_each(|(score, &share)| *score = integer(share, ONE).max(*score)),
             Aggregate::Vote { top } => {
-                pairs.for_each(|(score, &share)| *score += integer(share) >> VOTE_SHIFT);
+                pairs.for_each(|(score, &share)| *score += integer(share, ONE) >> VOTE_SHIFT);
                 self.vote(top.min(self.scores.len()));
             }
         }
@@ -112,14 +112,14 @@ impl Heads {
     }
 }
 
-/// `share` of [`ONE`], rounded to the nearest integer, and to the even one of two that are as near.
+/// `share` of `whole` parts, rounded to the nearest integer, and to the even one of two that are as near.
 #[inline(always)]
-fn integer(share: f32) -> i64 {
+pub(super) fn integer(share: f32, whole: i64) -> i64 {
     // 1.5 * 2^52: what is added to it is rounded to an integer, which then stands in the low bits. Unlike a conversion
     // to i64 this has vector instructions everywhere.
     const ROUNDER: f64 = 6_755_399_441_055_744.0;
     // Rounding may have made a share that is a little more than 1; a larger one would carry into the votes.
-    let parts = f64::from(share.min(1.0)) * ONE as f64;
+    let parts = f64::from(share.min(1.0)) * whole as f64;
     (parts + ROUNDER).to_bits() as i64 - ROUNDER.to_bits() as i64
 }
 

@@ -1,9 +1,13 @@
 //! How much attention the rows of a step pay to each key of one layer, for policies that add it up as they go.
+//!
+//! What one row pays to one key through one query head is rounded to an integer of [`MASS_ONE`] parts. Sums of integers
+//! do not depend on their order: shards that own whole query heads add up to one machine, bit for bit.
 
 use hawser_common::SlotId;
 
-use super::scratch::{Workspace, padded};
-use super::shares::{AddShares, Queries, RoomSize};
+use super::heads::integer;
+use super::scratch::Workspace;
+use super::shares::{AddShares, Keys, Queries, RoomSize, Target};
 use super::{ScoreScratch, Scored, Units};
 use crate::attention::{Offsets, Rows};
 use crate::cpu::Isa;
@@ -11,7 +15,14 @@ use crate::kv::{Bf16, F16, F32, KvRows, Layer, RowFormat};
 use crate::simd::{Kernel, Simd, dispatch};
 use crate::threads::{SharedMut, Threads};
 
-/// Rows of a unit of work at least, and the most units of one KV head: so the cut does not depend on the threads.
+/// The integer that stands for all attention of one row and query head.
+///
+/// A sum has room for 2^33 of them: in a model of 2^14 query heads in all layers, half a million rows that look at
+/// nothing but one key. Whoever keeps sums adds them with saturation, so that a longer session ranks its largest keys
+/// alike and nothing worse. A key that gets less than 2^-31 of a row gets nothing of it.
+pub const MASS_ONE: i64 = 1 << 30;
+
+/// Rows of a unit of work at least, and the most units of one KV head.
 const LEAST_ROWS: usize = 32;
 const MOST_CHUNKS: usize = 8;
 
@@ -33,7 +44,7 @@ pub struct MassCall<'a> {
 }
 
 impl MassCall<'_> {
-    fn check(&self, out: &[f32]) {
+    fn check(&self, out: &[i64]) {
         let shape = self.kv.shape();
         assert!(self.layer < shape.layers, "layer {} of {}", self.layer, shape.layers);
         assert!(self.heads > 0 && self.heads.is_multiple_of(shape.kv_heads), "{} heads", self.heads);
@@ -50,36 +61,58 @@ impl MassCall<'_> {
 }
 
 /// Adds to each number of `out`, of the live slots in position order (`context`, then `own`), the softmax weights that
-/// all rows and query heads give it. Where these are not finite nothing is added, so that one bad row does not spoil
-/// a sum that lasts: how many were left out is counted per KV head and a fixed number of rows.
+/// all rows and query heads give it, in parts of [`MASS_ONE`]. A row that has no finite softmax in a query head adds
+/// nothing there, so that one bad row does not spoil a sum that lasts; the keys that it sees are counted.
 ///
 /// # Panics
 /// If shapes do not fit, or a list names the dead slot or one out of range: bugs of the caller.
-pub fn mass(threads: &Threads, call: &MassCall<'_>, out: &mut [f32], scratch: &mut ScoreScratch) -> Scored {
+pub fn mass(threads: &Threads, call: &MassCall<'_>, out: &mut [i64], scratch: &mut ScoreScratch) -> Scored {
     call.check(out);
     let (chunk, chunks) = call.cut();
     let units = Units::new(chunks * call.kv.shape().kv_heads);
-    scratch.prepare_mass(call, (chunk, units.count), threads.count());
-    let ScoreScratch { keys, size, visible, workspaces, partials, .. } = scratch;
-    let job = Job {
-        call,
-        keys,
-        size: *size,
-        visible,
-        units: &units,
-        workspaces: SharedMut::new(workspaces),
-        partials: SharedMut::new(partials.floats_mut()),
-    };
+    scratch.prepare_mass(call, chunk, threads.count());
+    let ScoreScratch { keys, size, visible, workspaces, .. } = scratch;
+    let workspaces = &mut workspaces[..threads.count()];
+    let job = Job { call, keys, size: *size, visible, units: &units, workspaces: SharedMut::new(workspaces) };
     threads.run(&|thread| job.run(thread));
     let mut scored = Scored::default();
-    let partials = partials.floats_mut().chunks_exact(padded(out.len()).max(1));
-    for partial in partials.take(units.count) {
-        for (out, &mass) in out.iter_mut().zip(partial) {
-            scored.non_finite += u64::from(!mass.is_finite());
-            *out += if mass.is_finite() { mass } else { 0.0 };
-        }
+    for workspace in &*workspaces {
+        scored.non_finite += workspace.mass.non_finite;
+        out.iter_mut().zip(&workspace.mass.sums).for_each(|(out, sum)| *out = out.saturating_add(*sum));
     }
     scored
+}
+
+/// What one thread has added up.
+#[derive(Debug, Default)]
+pub(super) struct Mass {
+    /// One per key.
+    sums: Vec<i64>,
+    non_finite: u64,
+}
+
+impl Mass {
+    /// Begins a call. Allocates only what no call before it has needed.
+    pub(super) fn reset(&mut self, keys: usize) {
+        self.non_finite = 0;
+        self.sums.clear();
+        self.sums.resize(keys, 0);
+    }
+}
+
+impl Target for Mass {
+    /// All heads add to the same numbers. They cannot overflow: a call has fewer than 2^33 rows and heads.
+    #[inline(always)]
+    fn add<S: Simd>(&mut self, _: S, _: usize, keys: Keys, (weights, factor): (&[f32], f32)) {
+        if !factor.is_finite() {
+            self.non_finite += keys.seen as u64;
+            return;
+        }
+        let sums = &mut self.sums[keys.start..][..keys.seen];
+        for (sum, weight) in sums.iter_mut().zip(weights) {
+            *sum += integer(weight * factor, MASS_ONE);
+        }
+    }
 }
 
 /// A call, shared by all threads.
@@ -92,8 +125,6 @@ struct Job<'a> {
     /// Chunks of rows, each with every KV head.
     units: &'a Units,
     workspaces: SharedMut<'a, Workspace>,
-    /// `[units][padded keys]`
-    partials: SharedMut<'a, f32>,
 }
 
 impl Job<'_> {
@@ -138,10 +169,6 @@ fn add_unit<S: Simd, F: RowFormat>(
     let (shape, group) = (kv.shape(), job.size.group);
     let (chunk, kv_head) = (unit / shape.kv_heads, unit % shape.kv_heads);
     let first = chunk * job.size.rows;
-    let stride = padded(job.keys.keys());
-    // SAFETY: each unit writes its own partial sums.
-    let sums = unsafe { job.partials.slice(unit * stride..(unit + 1) * stride) };
-    sums.fill(0.0);
     let row = heads * shape.head_dim;
     let queries = Queries {
         q: &q[first * row + kv_head * group * shape.head_dim..],
@@ -157,6 +184,6 @@ fn add_unit<S: Simd, F: RowFormat>(
         at: job.keys.padded(),
         dim: shape.padded_dim(),
     };
-    // All heads add to the same numbers.
-    s.call(AddShares { queries, keys, size: job.size, room: &mut workspace.room, sums, stride: 0 });
+    let Workspace { room, mass, .. } = workspace;
+    s.call(AddShares { queries, keys, size: job.size, room, to: mass });
 }

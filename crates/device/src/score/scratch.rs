@@ -3,6 +3,7 @@
 use hawser_common::SlotId;
 
 use super::heads::{Heads, Window, windows};
+use super::mass::Mass;
 use super::shares::{Room, RoomSize};
 use super::{MassCall, ScoreCall};
 use crate::attention::{Floats, Offsets};
@@ -19,8 +20,6 @@ pub struct ScoreScratch {
     /// Keys that each row of a [`MassCall`] sees.
     pub(super) visible: Vec<usize>,
     pub(super) workspaces: Vec<Workspace>,
-    /// Of a [`MassCall`]: `[units][padded keys]`.
-    pub(super) partials: Floats,
 }
 
 /// One thread's memory.
@@ -30,6 +29,7 @@ pub(super) struct Workspace {
     /// Shares of a unit's query heads: `[G][padded keys]`.
     pub(super) shares: Floats,
     pub(super) heads: Heads,
+    pub(super) mass: Mass,
 }
 
 impl ScoreScratch {
@@ -52,13 +52,8 @@ impl ScoreScratch {
         }
     }
 
-    /// For units of at most `rows` rows, `units` of them.
-    pub(super) fn prepare_mass(
-        &mut self,
-        call: &MassCall<'_>,
-        (rows, units): (usize, usize),
-        threads: usize,
-    ) {
+    /// For units of at most `rows` rows.
+    pub(super) fn prepare_mass(&mut self, call: &MassCall<'_>, rows: usize, threads: usize) {
         gather(call.kv, call.context.iter().chain(call.own), &mut self.keys);
         self.visible.clear();
         self.visible.extend((1..=call.own.len()).map(|own| call.context.len() + own));
@@ -66,7 +61,9 @@ impl ScoreScratch {
         let keys = self.keys.keys();
         let size = RoomSize { rows, group: call.heads / shape.kv_heads, keys, dim: shape.padded_dim() };
         self.grow(size, threads);
-        self.partials.grow(units * padded(keys));
+        for workspace in &mut self.workspaces[..threads] {
+            workspace.mass.reset(keys);
+        }
     }
 
     fn grow(&mut self, size: RoomSize, threads: usize) {

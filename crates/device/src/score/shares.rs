@@ -93,28 +93,69 @@ impl Room {
     }
 }
 
-/// Adds the shares of all rows, in order, to `sums`: those of the group's head `g` from `g * stride` on, one number per
-/// key. A row whose softmax is not finite makes the sums of all keys that it sees NaN. What lies between the last key
-/// and the next multiple of the lanes does not change.
-///
-/// Whoever makes one promises that `room` was grown to `size`, that `keys.base` plus each offset is valid for D' items,
-/// that the offsets are padded, and that no row sees more keys than there are; `sums` must hold, for each head, as many
-/// numbers as rows see keys, rounded up to MAX_LANES.
-pub(super) struct AddShares<'a, F: RowFormat> {
-    pub(super) queries: Queries<'a>,
-    pub(super) keys: Rows<'a, F>,
-    pub(super) size: RoomSize,
-    pub(super) room: &'a mut Room,
+/// Where shares go.
+pub(super) trait Target {
+    /// Adds `weights * factor`, what a row pays to the first `seen` keys from `start` on through the group's head
+    /// `head`. Beyond `seen` weights are 0 up to the next multiple of MAX_LANES. Without a finite factor the row's
+    /// softmax is no number. Must be `#[inline(always)]`.
+    fn add<S: Simd>(&mut self, s: S, head: usize, keys: Keys, weights: (&[f32], f32));
+}
+
+/// Keys of one block that a row sees.
+#[derive(Clone, Copy)]
+pub(super) struct Keys {
+    pub(super) start: usize,
+    pub(super) seen: usize,
+}
+
+/// The shares of each query head, as they are: those of the group's head `g` from `g * stride` on, one number per key.
+/// A row whose softmax is not finite makes the sums of all keys that it sees NaN. What lies between the last key and
+/// the next multiple of the lanes does not change.
+pub(super) struct Shares<'a> {
+    /// For each head as many numbers as rows see keys, rounded up to MAX_LANES.
     pub(super) sums: &'a mut [f32],
     pub(super) stride: usize,
 }
 
-impl<F: RowFormat> Kernel for AddShares<'_, F> {
+impl Target for Shares<'_> {
+    #[inline(always)]
+    fn add<S: Simd>(&mut self, s: S, head: usize, keys: Keys, (weights, factor): (&[f32], f32)) {
+        let sums = &mut self.sums[head * self.stride + keys.start..];
+        if !factor.is_finite() {
+            sums[..keys.seen].fill(f32::NAN);
+            return;
+        }
+        // Beyond the last key that the row sees weights are 0.
+        let padded = keys.seen.next_multiple_of(S::LANES);
+        let parts = sums[..padded].chunks_exact_mut(S::LANES).zip(weights.chunks_exact(S::LANES));
+        for (sum, weight) in parts {
+            // SAFETY: both parts have LANES numbers.
+            unsafe {
+                let added = s.fma(s.load(weight.as_ptr()), s.splat(factor), s.load(sum.as_ptr()));
+                s.store(added, sum.as_mut_ptr());
+            }
+        }
+    }
+}
+
+/// Adds the shares of all rows, in order, to `to`.
+///
+/// Whoever makes one promises that `room` was grown to `size`, that `keys.base` plus each offset is valid for D' items,
+/// that the offsets are padded, and that no row sees more keys than there are.
+pub(super) struct AddShares<'a, F: RowFormat, T> {
+    pub(super) queries: Queries<'a>,
+    pub(super) keys: Rows<'a, F>,
+    pub(super) size: RoomSize,
+    pub(super) room: &'a mut Room,
+    pub(super) to: &'a mut T,
+}
+
+impl<F: RowFormat, T: Target> Kernel for AddShares<'_, F, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { queries, keys, size, room, sums, stride } = self;
+        let Self { queries, keys, size, room, to } = self;
         let rows = queries.visible.len();
         let packed = packed_offsets(keys.dim);
         for first in (0..rows).step_by(size.tile()) {
@@ -126,7 +167,7 @@ impl<F: RowFormat> Kernel for AddShares<'_, F> {
             }
             tile.share(s, room);
             for block in 0..tile.seen().div_ceil(BLOCK) {
-                tile.add(s, block, room, (&mut *sums, stride));
+                tile.add(s, block, room, to);
             }
         }
     }
@@ -239,30 +280,15 @@ impl Tile<'_> {
 
     /// Adds the shares of one block, query by query.
     #[inline(always)]
-    fn add<S: Simd>(&self, s: S, block: usize, room: &mut Room, (sums, stride): (&mut [f32], usize)) {
+    fn add<S: Simd, T: Target>(&self, s: S, block: usize, room: &mut Room, to: &mut T) {
         let start = block * BLOCK;
         let count = self.count();
         let weights = &room.weights.floats_mut()[block * count * BLOCK..][..count * BLOCK];
         for (query, weights) in weights.chunks_exact(BLOCK).enumerate() {
             let seen = self.visible(query).saturating_sub(start).min(BLOCK);
-            if seen == 0 {
-                continue;
-            }
-            let sums = &mut sums[query % self.of.group * stride + start..];
-            let factor = room.states[query * self.size.blocks() + block].factor;
-            if !factor.is_finite() {
-                sums[..seen].fill(f32::NAN);
-                continue;
-            }
-            // Beyond the last key that the row sees weights are 0.
-            let padded = seen.next_multiple_of(S::LANES);
-            let parts = sums[..padded].chunks_exact_mut(S::LANES).zip(weights.chunks_exact(S::LANES));
-            for (sum, weight) in parts {
-                // SAFETY: both parts have LANES numbers.
-                unsafe {
-                    let added = s.fma(s.load(weight.as_ptr()), s.splat(factor), s.load(sum.as_ptr()));
-                    s.store(added, sum.as_mut_ptr());
-                }
+            if seen > 0 {
+                let factor = room.states[query * self.size.blocks() + block].factor;
+                to.add(s, query % self.of.group, Keys { start, seen }, (weights, factor));
             }
         }
     }

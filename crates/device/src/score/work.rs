@@ -2,7 +2,7 @@
 
 use super::heads::{AddHead, Window};
 use super::scratch::{Workspace, padded};
-use super::shares::{AddShares, Queries, RoomSize};
+use super::shares::{AddShares, Queries, RoomSize, Shares};
 use super::{ScoreCall, Units};
 use crate::attention::{Offsets, Rows};
 use crate::kv::{Bf16, F16, F32, Layer, RowFormat};
@@ -82,7 +82,8 @@ fn shares<S: Simd, F: RowFormat>(
         at: job.keys.padded(),
         dim: shape.padded_dim(),
     };
-    s.call(AddShares { queries, keys, size: job.size, room: &mut workspace.room, sums, stride });
+    let mut to = Shares { sums, stride };
+    s.call(AddShares { queries, keys, size: job.size, room: &mut workspace.room, to: &mut to });
 }
 
 #[inline(always)]

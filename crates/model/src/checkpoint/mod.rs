@@ -225,6 +225,12 @@ impl Checkpoint {
         matches!(self.kind, Kind::Gguf(_)) && self.config.architecture == Architecture::Llama
     }
 
+    /// What the files call a tensor.
+    #[must_use]
+    pub fn tensor_name(&self, role: TensorRole) -> String {
+        self.naming().name(role)
+    }
+
     fn naming(&self) -> Naming {
         match self.kind {
             Kind::Gguf(_) => Naming::Gguf,

@@ -30,6 +30,14 @@ pub struct MatrixView<'a> {
     pub data: &'a [u8],
 }
 
+impl<'a> MatrixView<'a> {
+    /// Some of its rows, in place.
+    pub(crate) fn rows(&self, rows: Range<usize>) -> MatrixView<'a> {
+        let row_bytes = self.data.len() / self.rows;
+        Self { rows: rows.len(), data: &self.data[rows.start * row_bytes..rows.end * row_bytes], ..*self }
+    }
+}
+
 /// All tensors by name. Every entry's bytes lie inside its file and match its dtype and shape.
 #[derive(Debug, Default)]
 pub(super) struct TensorTable {

@@ -4,9 +4,11 @@ use std::ops::Range;
 
 use hawser_common::{Coded, ErrorCode, Position, SlotId};
 use hawser_device::attention::Span;
+use hawser_device::collective::CollectiveError;
 use thiserror::Error;
 
 use super::memory::Observe;
+use crate::layers::ForwardError;
 
 /// Rows of one step, one row per token. The four slices over rows have one length.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +45,8 @@ pub enum LogitRows {
     All,
 }
 
-/// A step that was refused. Nothing was written.
+/// A step that was refused, with nothing written, or that failed underway ([`StepError::Product`],
+/// [`StepError::Group`]).
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum StepError {
     #[error("{tokens} tokens, {positions} positions and {slots} slots: one of each per row is needed")]
@@ -66,12 +69,19 @@ pub enum StepError {
     ContextSlot { sequence: usize, slot: u32, slots: usize },
     #[error("a matrix product failed: {reason}")]
     Product { reason: String },
+    /// What crosses ranks did not arrive: the group is over.
+    #[error("the group of ranks failed: {0}")]
+    Group(#[from] CollectiveError),
+    #[error("the scores of the ranks add up to {found} instead of {expected}: a rank's are damaged")]
+    Scores { expected: i64, found: i64 },
 }
 
 impl Coded for StepError {
     fn code(&self) -> ErrorCode {
         match self {
             Self::Token { .. } | Self::Position { .. } => ErrorCode::Invalid,
+            Self::Group(error) => error.code(),
+            Self::Scores { .. } => ErrorCode::Unavailable,
             _ => ErrorCode::Internal,
         }
     }
@@ -80,6 +90,15 @@ impl Coded for StepError {
 impl From<candle_core::Error> for StepError {
     fn from(error: candle_core::Error) -> Self {
         Self::Product { reason: error.to_string() }
+    }
+}
+
+impl From<ForwardError> for StepError {
+    fn from(error: ForwardError) -> Self {
+        match error {
+            ForwardError::Product(error) => error.into(),
+            ForwardError::Group(error) => error.into(),
+        }
     }
 }
 

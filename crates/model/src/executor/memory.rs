@@ -54,8 +54,11 @@ struct State {
     /// Rows in the window, and where the next one goes.
     held: usize,
     next: usize,
-    /// Attention that each position has received; a dead one keeps what it had.
-    mass: Arc<Vec<f32>>,
+    /// Attention that each position has received, in parts of [`MASS_ONE`](hawser_device::score::MASS_ONE); a dead one keeps what it had. Integers, so
+    /// that the sum over ranks is that of one machine.
+    mass: Arc<Vec<i64>>,
+    /// Shares that were no finite number and were left out of it.
+    mass_non_finite: u64,
 }
 
 /// Vectors of `[L][Hq][D]` and what is derived from them.
@@ -139,19 +142,30 @@ impl QueryMemory {
     }
 
     /// Adds attention to the mass of positions.
-    pub(super) fn add_mass(&mut self, positions: impl Iterator<Item = Position>, sums: &[f32]) {
+    pub(super) fn add_mass(
+        &mut self,
+        positions: impl Iterator<Item = Position>,
+        sums: &[i64],
+        non_finite: u64,
+    ) {
+        self.state.mass_non_finite += non_finite;
         let mass = Arc::make_mut(&mut self.state.mass);
         for (position, sum) in positions.zip(sums) {
             if mass.len() <= position.index() {
-                mass.resize(position.index() + 1, 0.0);
+                mass.resize(position.index() + 1, 0);
             }
-            mass[position.index()] += sum;
+            let mass = &mut mass[position.index()];
+            *mass = mass.saturating_add(*sum);
         }
     }
 
-    /// Attention that a position has received so far.
-    pub(super) fn mass(&self, position: Position) -> f32 {
-        self.state.mass.get(position.index()).copied().unwrap_or(0.0)
+    /// Attention that a position has received so far, in parts of [`MASS_ONE`](hawser_device::score::MASS_ONE).
+    pub(super) fn mass(&self, position: Position) -> i64 {
+        self.state.mass.get(position.index()).copied().unwrap_or(0)
+    }
+
+    pub(super) fn mass_non_finite(&self) -> u64 {
+        self.state.mass_non_finite
     }
 
     pub(super) fn has_mass(&self) -> bool {
@@ -317,8 +331,9 @@ mod tests {
         assert_eq!((memory.window(), memory.held()), (vec![4.0], 1));
         memory.begin();
         step(&mut memory, &observe(0..0, 0..1), &[5.0]);
-        memory.add_mass([1, 3].map(Position).into_iter(), &[0.5, 2.0]);
-        assert_eq!((memory.window(), memory.mass(Position(3))), (vec![4.0, 5.0], 2.0));
+        memory.add_mass([1, 3].map(Position).into_iter(), &[5, i64::MAX - 1], 1);
+        memory.add_mass([3].map(Position).into_iter(), &[20], 0);
+        assert_eq!((memory.window(), memory.mass(Position(3))), (vec![4.0, 5.0], i64::MAX));
         memory.take_back();
         assert_eq!((memory.window(), memory.held(), memory.has_mass()), (vec![4.0], 1, false));
     }

@@ -11,8 +11,7 @@ use hawser_device::threads::Threads;
 use super::Executor;
 use super::batch::Batch;
 use super::memory::{MemoryId, Observe, QueryMemory, Recursion};
-use crate::config::ModelConfig;
-use crate::layers::Observer;
+use crate::layers::{Model, Observer};
 
 /// One sequence that is observed.
 struct Entry<'a> {
@@ -24,7 +23,9 @@ struct Entry<'a> {
     seen: Vec<SlotId>,
     /// The positions of that, and the attention they receive in this step.
     positions: Vec<Position>,
-    sums: Vec<f32>,
+    sums: Vec<i64>,
+    /// Shares that were no finite number and were left out of the sums.
+    non_finite: u64,
 }
 
 /// The memories of one step, taken out of the executor while it runs.
@@ -39,17 +40,18 @@ pub(super) struct Recorder<'a> {
 impl<'a> Recorder<'a> {
     pub(super) fn open(
         batch: &Batch<'a>,
-        config: &ModelConfig,
+        model: &Model,
         memories: &mut HashMap<MemoryId, QueryMemory>,
         scratch: &'a mut ScoreScratch,
     ) -> Self {
+        let (config, heads) = (model.config(), model.shard().heads.query.len());
         let mut taken: Vec<(MemoryId, QueryMemory)> = Vec::new();
         let mut entries = Vec::new();
         for sequence in batch.sequences {
             let Some(observe) = &sequence.observe else { continue };
             let place = taken.iter().position(|(id, _)| *id == observe.memory);
             let index = place.unwrap_or_else(|| {
-                let new = || QueryMemory::new(config.layers, config.heads, config.head_dim);
+                let new = || QueryMemory::new(config.layers, heads, config.head_dim);
                 taken.push((observe.memory, memories.remove(&observe.memory).unwrap_or_else(new)));
                 taken.len() - 1
             });
@@ -61,17 +63,17 @@ impl<'a> Recorder<'a> {
                 let own = &batch.positions[rows.clone()];
                 ([sequence.context, &batch.slots[rows.clone()]].concat(), [sequence.positions, own].concat())
             };
-            let sums = vec![0.0; seen.len()];
-            entries.push(Entry { observe, memory: index, rows, seen, positions, sums });
+            let sums = vec![0; seen.len()];
+            entries.push(Entry { observe, memory: index, rows, seen, positions, sums, non_finite: 0 });
         }
-        Self { entries, memories: taken, heads: config.heads, width: config.query_width(), scratch }
+        Self { entries, memories: taken, heads, width: heads * config.head_dim, scratch }
     }
 
     pub(super) fn close(mut self, memories: &mut HashMap<MemoryId, QueryMemory>) {
         for entry in &self.entries {
             let memory = &mut self.memories[entry.memory].1;
             memory.close(entry.observe);
-            memory.add_mass(entry.positions.iter().copied(), &entry.sums);
+            memory.add_mass(entry.positions.iter().copied(), &entry.sums, entry.non_finite);
         }
         memories.extend(self.memories);
     }
@@ -87,7 +89,8 @@ impl Observer for Recorder<'_> {
                 let (context, own) = entry.seen[..from + run.len()].split_at(from);
                 let (q, heads) = (&query[run.start * self.width..run.end * self.width], self.heads);
                 let call = MassCall { kv, layer, context, own, q, heads, isa: Isa::best() };
-                mass(threads, &call, &mut entry.sums[..from + run.len()], self.scratch);
+                let scored = mass(threads, &call, &mut entry.sums[..from + run.len()], self.scratch);
+                entry.non_finite += scored.non_finite;
             }
         }
     }

@@ -2,11 +2,13 @@
 
 use hawser_common::retention::Aggregation;
 use hawser_common::{Position, SlotId};
+use hawser_device::collective::Reduce;
 use hawser_device::cpu::Isa;
-use hawser_device::score::{Aggregate, ONE, Pool, ScoreCall, score};
+use hawser_device::score::{Aggregate, Pool, ScoreCall, score};
 use hawser_kv::retention::Evidence;
 
 use super::Executor;
+use super::batch::StepError;
 use super::memory::{MemoryId, QueryMemory, Recursion};
 
 /// What is to be scored, and by what.
@@ -40,13 +42,53 @@ pub struct Scores {
 }
 
 impl Executor {
-    /// Scores candidates by what is remembered; `None` where nothing is. Ranks add their vectors up (for
-    /// [`Aggregation::Max`]: take the larger).
-    pub fn score(&mut self, request: &ScoreRequest<'_>) -> Option<Scores> {
+    /// Scores candidates by what is remembered; `None` where nothing is, and on ranks that do not lead. Each rank
+    /// scores with its own query heads, and the leader gets the sum over ranks, or for [`Aggregation::Max`] the largest:
+    /// the scores of one machine, since heads are aggregated as integers.
+    ///
+    /// Whether anything is remembered, and so whether ranks are called, is the same on all ranks: they observe the same
+    /// rows.
+    ///
+    /// # Errors
+    /// [`StepError::Group`] where the ranks do not agree or do not answer: the group is over.
+    pub fn score(&mut self, request: &ScoreRequest<'_>) -> Result<Option<Scores>, StepError> {
+        let Some(mut scores) = self.own_scores(request) else { return Ok(None) };
+        if self.group.is_alone() {
+            return Ok(Some(scores));
+        }
+        let by = match (request.evidence, request.aggregation) {
+            (Evidence::Memory | Evidence::Window, Aggregation::Max) => Reduce::Max,
+            _ => Reduce::Sum,
+        };
+        self.reduce(&mut scores, by)?;
+        Ok((self.group.rank() == 0).then_some(scores))
+    }
+
+    /// One reduction for scores and counts. Behind the scores stands one number per rank, of which each rank sets its
+    /// own: a sum as well as a maximum leaves them as they are. Sums are followed by a check: each rank's own sum over its
+    /// scores, so that one that changed on its way is found at this prune.
+    fn reduce(&mut self, scores: &mut Scores, by: Reduce) -> Result<(), StepError> {
+        let (rank, world) = (self.group.rank(), self.group.world());
+        let count = scores.values.len();
+        let check = total(&scores.values);
+        scores.values.resize(count + world, 0);
+        scores.values[count + rank] = scores.non_finite.min(i64::MAX as u64) as i64;
+        scores.values.push(if by == Reduce::Sum { check } else { 0 });
+        self.group.reduce_to_leader(&mut scores.values, by)?;
+        let expected = scores.values.pop().unwrap_or_default();
+        scores.non_finite = scores.values.drain(count..).map(|count| count as u64).sum();
+        let found = total(&scores.values);
+        if rank == 0 && by == Reduce::Sum && found != expected {
+            return Err(StepError::Scores { expected, found });
+        }
+        Ok(())
+    }
+
+    fn own_scores(&mut self, request: &ScoreRequest<'_>) -> Option<Scores> {
         let memory = self.memories.get(&request.memory)?;
         match request.evidence {
             Evidence::Local => None,
-            Evidence::Mass => mass_scores(memory, request),
+            Evidence::Mass => mass_scores(memory, request, self.group.world()),
             Evidence::Memory => {
                 let peeked = request.peek.and_then(|recursion| memory.with_span(recursion));
                 let queries = match peeked {
@@ -96,7 +138,7 @@ impl Executor {
             Aggregation::Max => Aggregate::Max,
             Aggregation::Vote => Aggregate::Vote { top: request.keep.div_ceil(8) },
         };
-        let heads = self.model.config().heads;
+        let heads = self.model.shard().heads.query.len();
         let (kv, isa) = (&self.kv, Isa::best());
         let call = ScoreCall { kv, keys, queries, visible, heads, candidates, pool, aggregate, isa };
         let mut values = vec![0; candidates.len()];
@@ -105,18 +147,17 @@ impl Executor {
     }
 }
 
-/// Mass is a sum over layers and heads already: one integer each.
-fn mass_scores(memory: &QueryMemory, request: &ScoreRequest<'_>) -> Option<Scores> {
-    if !memory.has_mass() {
-        return None;
-    }
-    let mut non_finite = 0;
-    let value = |&position: &Position| {
-        let mass = memory.mass(position);
-        non_finite += u64::from(!mass.is_finite());
-        // Rows seldom give a key more than a few thousand in all: the rest of the 63 bits is room.
-        if mass.is_finite() { (f64::from(mass) * ONE as f64 / 1024.0) as i64 } else { 0 }
-    };
-    let values = request.positions.iter().map(value).collect();
-    Some(Scores { values, non_finite })
+/// Wrapping, so that totals of ranks add up to the total of their sums.
+fn total(scores: &[i64]) -> i64 {
+    scores.iter().fold(0, |sum: i64, &score| sum.wrapping_add(score))
+}
+
+/// Mass is a sum over layers and heads already: one integer each. What would not fit a sum over ranks is cut off.
+fn mass_scores(memory: &QueryMemory, request: &ScoreRequest<'_>, world: usize) -> Option<Scores> {
+    let most = i64::MAX / i64::try_from(world).unwrap_or(i64::MAX);
+    let value = |&position: &Position| memory.mass(position).min(most);
+    memory.has_mass().then(|| Scores {
+        values: request.positions.iter().map(value).collect(),
+        non_finite: memory.mass_non_finite(),
+    })
 }

@@ -4,6 +4,8 @@ use hawser_device::attention::AttendScratch;
 use hawser_device::ops::Phases;
 
 use super::linear::LinearScratch;
+use crate::config::ModelConfig;
+use crate::shard::Shard;
 
 /// Rows of one width. Grows to the largest step and stays.
 #[derive(Debug)]
@@ -47,13 +49,17 @@ pub(crate) struct Buffers {
     pub(crate) gated: Rows,
     /// Sines and cosines of the rows' positions.
     pub(crate) phases: Phases,
+    /// Of a group of several, this rank's logits `[rows][its vocabulary]`, and those of all ranks, one rank's behind
+    /// the other's.
+    pub(crate) logits: Rows,
+    pub(crate) gathered: Rows,
     pub(crate) linear: LinearScratch,
     pub(crate) attend: AttendScratch,
 }
 
 impl Buffers {
-    pub(crate) fn new(config: &crate::config::ModelConfig) -> Self {
-        let (q, kv) = (config.query_width(), config.kv_width());
+    pub(crate) fn new(config: &ModelConfig, shard: &Shard) -> Self {
+        let (q, kv) = (shard.heads.query.len() * config.head_dim, shard.heads.held() * config.head_dim);
         Self {
             stream: Rows::new(config.hidden),
             normed: Rows::new(config.hidden),
@@ -62,9 +68,11 @@ impl Buffers {
             key: Rows::new(kv),
             value: Rows::new(kv),
             attended: Rows::new(q),
-            gate_up: Rows::new(2 * config.ffn),
-            gated: Rows::new(config.ffn),
+            gate_up: Rows::new(2 * shard.ffn.len()),
+            gated: Rows::new(shard.ffn.len()),
             phases: Phases::default(),
+            logits: Rows::new(shard.vocab.len()),
+            gathered: Rows::new(config.vocab),
             linear: LinearScratch::default(),
             attend: AttendScratch::default(),
         }

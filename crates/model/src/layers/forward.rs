@@ -2,18 +2,30 @@
 
 use hawser_common::{Position, SlotId};
 use hawser_device::attention::{AttendCall, Span, attend};
+use hawser_device::collective::CollectiveError;
 use hawser_device::cpu::Isa;
 use hawser_device::kv::KvRows;
 use hawser_device::linear::Write;
 use hawser_device::ops::{Phases, rms_norm, rms_norm_heads, silu_mul};
 use hawser_device::threads::Threads;
+use thiserror::Error;
 
 use super::{Buffers, Layer, Model};
 use crate::config::ModelConfig;
+use crate::shard::{Group, Shard};
+
+/// Why the layers could not be run.
+#[derive(Debug, Error)]
+pub(crate) enum ForwardError {
+    #[error("a matrix product failed: {0}")]
+    Product(#[from] candle_core::Error),
+    #[error(transparent)]
+    Group(#[from] CollectiveError),
+}
 
 /// Sees what retention needs of a step.
 pub(crate) trait Observer {
-    /// A layer's queries after RoPE, `[rows][Hq][D]`; its keys are written already.
+    /// A layer's queries after RoPE, `[rows][Hq][D]` of the heads that are here; its keys are written already.
     fn queries(&mut self, layer: usize, query: &[f32], kv: &KvRows, threads: &Threads);
 }
 
@@ -29,15 +41,28 @@ pub(crate) struct Pass<'a> {
     pub(crate) rows: usize,
     pub(crate) buffers: &'a mut Buffers,
     pub(crate) observer: &'a mut dyn Observer,
+    pub(crate) group: &'a mut Group,
 }
 
 impl Model {
-    /// Looks up the embedding of each token; `stream` is `[tokens][hidden]`.
-    pub(crate) fn embed(&self, tokens: &[u32], stream: &mut [f32]) -> candle_core::Result<()> {
+    /// Looks up the embedding of each token; `stream` is `[tokens][hidden]`. Tokens of other ranks are zero here, and
+    /// what they are there once all ranks are added.
+    pub(crate) fn embed(
+        &self,
+        tokens: &[u32],
+        stream: &mut [f32],
+        group: &mut Group,
+    ) -> Result<(), ForwardError> {
+        let vocab = &self.shard.vocab;
         for (token, row) in tokens.iter().zip(stream.chunks_exact_mut(self.config.hidden)) {
-            self.embedding.row(*token as usize, row)?;
+            let token = *token as usize;
+            if vocab.contains(&token) {
+                self.embedding.row(token - vocab.start, row)?;
+            } else {
+                row.fill(0.0);
+            }
         }
-        Ok(())
+        Ok(group.sum(stream)?)
     }
 
     /// Prepares the rotation of each row's position.
@@ -45,8 +70,9 @@ impl Model {
         self.rope.phases(positions, phases);
     }
 
-    pub(crate) fn run_layers(&self, pass: &mut Pass<'_>) -> candle_core::Result<()> {
-        self.layers.iter().enumerate().try_for_each(|(index, layer)| layer.forward(index, pass))
+    pub(crate) fn run_layers(&self, pass: &mut Pass<'_>) -> Result<(), ForwardError> {
+        let shard = &self.shard;
+        self.layers.iter().enumerate().try_for_each(|(index, layer)| layer.forward(index, shard, pass))
     }
 
     /// Norms the `wanted` rows of the stream for the head; `out` is `[wanted][hidden]`.
@@ -61,26 +87,33 @@ impl Model {
 
 impl Layer {
     /// Adds the layer's attention and feed-forward to the stream, and writes the rows' keys and values.
-    fn forward(&self, index: usize, pass: &mut Pass<'_>) -> candle_core::Result<()> {
+    ///
+    /// The attention output and down are cut by columns: each rank's product is a part of a sum. The leader adds its
+    /// part to the stream, the others put theirs in its place, and the sum over ranks is the next stream.
+    fn forward(&self, index: usize, shard: &Shard, pass: &mut Pass<'_>) -> Result<(), ForwardError> {
         let (threads, rows, eps) = (pass.threads, pass.rows, pass.config.rms_eps);
         let Buffers { stream, normed, qkv, linear, .. } = &mut *pass.buffers;
         let normed = normed.first(rows);
         rms_norm(threads, stream.first(rows), &self.attention_norm, eps, normed);
         self.qkv.forward(threads, normed, qkv.first(rows), Write::Store, linear)?;
-        self.attention(index, pass);
+        self.attention(index, shard, pass);
+        let residual = pass.group.residual();
         let Buffers { stream, normed, attended, gate_up, gated, linear, .. } = &mut *pass.buffers;
         let (stream, normed) = (stream.first(rows), normed.first(rows));
-        self.output.forward(threads, attended.first(rows), stream, Write::Add, linear)?;
+        self.output.forward(threads, attended.first(rows), stream, residual, linear)?;
+        pass.group.sum(stream)?;
         rms_norm(threads, stream, &self.ffn_norm, eps, normed);
         let (gate_up, gated) = (gate_up.first(rows), gated.first(rows));
         self.gate_up.forward(threads, normed, gate_up, Write::Store, linear)?;
-        silu_mul(threads, gate_up, pass.config.ffn, gated);
-        self.down.forward(threads, gated, stream, Write::Add, linear)
+        silu_mul(threads, gate_up, shard.ffn.len(), gated);
+        self.down.forward(threads, gated, stream, residual, linear)?;
+        Ok(pass.group.sum(stream)?)
     }
 
     /// From `qkv` to `attended`: biases, head norms, RoPE, the write of keys and values, attention.
-    fn attention(&self, index: usize, pass: &mut Pass<'_>) {
+    fn attention(&self, index: usize, shard: &Shard, pass: &mut Pass<'_>) {
         let (threads, rows, config) = (pass.threads, pass.rows, pass.config);
+        let heads = shard.heads.query.len();
         let Buffers { qkv, query, key, value, attended, phases, attend: scratch, .. } = &mut *pass.buffers;
         let (query, key, value) = (query.first(rows), key.first(rows), value.first(rows));
         split_rows(qkv.first(rows), self.qkv_bias.as_deref(), [&mut *query, &mut *key, &mut *value], rows);
@@ -88,11 +121,11 @@ impl Layer {
             rms_norm_heads(threads, query, &norms.query, config.rms_eps);
             rms_norm_heads(threads, key, &norms.key, config.rms_eps);
         }
-        phases.rotate(threads, query, config.heads);
-        phases.rotate(threads, key, config.kv_heads);
+        phases.rotate(threads, query, heads);
+        phases.rotate(threads, key, shard.heads.held());
         pass.kv.write(index, pass.slots, key, value);
         pass.observer.queries(index, query, pass.kv, threads);
-        let (spans, heads, isa) = (pass.spans, config.heads, Isa::best());
+        let (spans, isa) = (pass.spans, Isa::best());
         let call = AttendCall { kv: pass.kv, layer: index, spans, q: query, heads, isa };
         attend(threads, &call, attended.first(rows), scratch);
     }

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
 use candle_core::{Device, Module, Tensor};
-use hawser_device::linear::{Format, LinearError, MatmulScratch, PackedMatrix, RawMatrix, Write, matmul};
+use hawser_device::linear::{
+    Columns, Format, LinearError, MatmulScratch, PackedMatrix, RawMatrix, Write, matmul,
+};
 use hawser_device::threads::Threads;
 use thiserror::Error;
 
@@ -23,12 +25,24 @@ pub enum PackError {
     Candle(#[from] candle_core::Error),
 }
 
-/// A matrix and the order in which its rows are wanted.
+/// What is wanted of a matrix.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ordered<'a> {
     pub(crate) view: MatrixView<'a>,
     /// Row `i` is the view's row `order[i]`; `None` keeps the order.
     pub(crate) order: Option<&'a [u32]>,
+    /// Which columns are taken, from block to block; `None`: all.
+    pub(crate) columns: Option<Columns>,
+}
+
+impl Ordered<'_> {
+    fn rows(&self) -> usize {
+        self.order.map_or(self.view.rows, <[u32]>::len)
+    }
+
+    fn cols(&self) -> usize {
+        self.columns.map_or(self.view.cols, |columns| columns.count)
+    }
 }
 
 /// Matrices with a common input, below each other.
@@ -55,8 +69,8 @@ pub(crate) struct LinearScratch {
 impl Linear {
     /// Puts the matrices below each other. All have the same number of columns.
     pub(crate) fn new(matrices: &[Ordered<'_>]) -> Result<Self, PackError> {
-        let rows = matrices.iter().map(|m| m.view.rows).sum();
-        let cols = matrices.first().map_or(0, |m| m.view.cols);
+        let rows = matrices.iter().map(Ordered::rows).sum();
+        let cols = matrices.first().map_or(0, Ordered::cols);
         let mut parts = Vec::new();
         // Neighbours of the same format share a packed matrix: one pass over the input, one hand-over to the threads.
         for run in matrices.chunk_by(|a, b| a.view.dtype == b.view.dtype) {
@@ -165,7 +179,7 @@ fn packed_format(dtype: GgmlDType) -> Option<Format> {
 
 fn raw<'a>(matrix: &Ordered<'a>, format: Format) -> RawMatrix<'a> {
     let MatrixView { rows, cols, data, .. } = matrix.view;
-    RawMatrix { format, rows, cols, data, row_order: matrix.order }
+    RawMatrix { format, rows, cols, data, row_order: matrix.order, columns: matrix.columns }
 }
 
 /// Candle picks its kernel by the number of rows, and the kernels round differently. Products of 2 to 31 rows share
@@ -185,19 +199,21 @@ struct CandleMatrix {
 
 impl CandleMatrix {
     fn new(matrix: &Ordered<'_>) -> Result<Self, PackError> {
-        let MatrixView { dtype, rows, cols, data } = matrix.view;
-        let ordered: Vec<u8>;
-        let data = match matrix.order {
-            None => data,
-            Some(order) => {
-                let row_bytes = data.len() / rows;
-                ordered = order
-                    .iter()
-                    .flat_map(|&row| &data[row as usize * row_bytes..][..row_bytes])
-                    .copied()
-                    .collect();
-                &ordered
-            }
+        let (rows, cols) = (matrix.rows(), matrix.cols());
+        let (dtype, all) = (matrix.view.dtype, matrix.view.data);
+        let taken: Vec<u8>;
+        let data = if matrix.order.is_none() && matrix.columns.is_none() {
+            all
+        } else {
+            let row_bytes = all.len() / matrix.view.rows;
+            let bytes = |cols: usize| cols / dtype.block_size() * dtype.type_size();
+            let first = matrix.columns.map_or(0, |columns| bytes(columns.first));
+            let row = |index: usize| {
+                let row = matrix.order.map_or(index, |order| order[index] as usize);
+                &all[row * row_bytes + first..][..bytes(cols)]
+            };
+            taken = (0..rows).flat_map(row).copied().collect();
+            &taken
         };
         let tensor = Arc::new(QTensor::new(quantized_storage(dtype, data)?, (rows, cols))?);
         let matrix = QMatMul::QTensor(Arc::clone(&tensor));

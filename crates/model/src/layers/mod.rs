@@ -12,18 +12,20 @@ pub use linear::PackError;
 pub use load::LoadError;
 
 pub(crate) use buffers::Buffers;
-pub(crate) use forward::{Observer, Pass};
+pub(crate) use forward::{ForwardError, Observer, Pass};
 pub(crate) use linear::Linear;
 
 use hawser_device::ops::Rope;
 
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
+use crate::shard::Shard;
 
-/// A model ready to run.
+/// A model ready to run, or one rank's shard of it. Shapes are those of the shard.
 #[derive(Debug)]
 pub struct Model {
     config: ModelConfig,
+    shard: Shard,
     /// `[vocab, hidden]`.
     embedding: Linear,
     /// `[vocab, hidden]`; `None`: the embedding is the head.
@@ -62,15 +64,33 @@ impl Model {
     /// # Errors
     /// [`LoadError`]: no memory, or a checkpoint whose weights cannot be read.
     pub fn load(checkpoint: &Checkpoint) -> Result<Self, LoadError> {
-        load::load(checkpoint)
+        load::load(checkpoint, &Shard::whole(checkpoint.config()))
     }
 
+    /// As [`Model::load`], of one rank: nothing else is read.
+    ///
+    /// # Errors
+    /// As [`Model::load`].
+    ///
+    /// # Panics
+    /// If the shard is another model's, a bug of the caller.
+    pub fn load_shard(checkpoint: &Checkpoint, shard: &Shard) -> Result<Self, LoadError> {
+        load::load(checkpoint, shard)
+    }
+
+    /// What of the model is here.
+    #[must_use]
+    pub fn shard(&self) -> &Shard {
+        &self.shard
+    }
+
+    /// The sizes of the whole model.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Bytes of weights that one decode step reads: everything but the embedding where that is no head too.
+    /// Bytes of weights that one decode step reads here: everything but the embedding where that is no head too.
     #[must_use]
     pub fn bytes_per_step(&self) -> usize {
         let layer =

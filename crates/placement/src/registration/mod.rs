@@ -104,7 +104,11 @@ impl Registration {
         ttl: Duration,
     ) -> Result<RegistrationHandle, StoreError> {
         let group = record.id.clone();
-        let report = watch::Sender::new(Report { capacity: record.capacity, draining: record.draining, suspended: false });
+        let report = watch::Sender::new(Report {
+            capacity: record.capacity,
+            draining: record.draining,
+            suspended: false,
+        });
         let mut keeper = Keeper::new(Arc::clone(&store), clock.clone(), record, ttl, report.subscribe());
         let held = keeper.first_registration().await?;
         let (commands, waiting) = mpsc::channel(MAX_WAITING);
@@ -176,7 +180,8 @@ impl RegistrationHandle {
     /// Leaves the cluster until further notice, claims included, or comes back to it with a new epoch: for a group that
     /// cannot serve for a while.
     pub fn suspend(&self, suspended: bool) {
-        self.report.send_if_modified(|report| std::mem::replace(&mut report.suspended, suspended) != suspended);
+        self.report
+            .send_if_modified(|report| std::mem::replace(&mut report.suspended, suspended) != suspended);
     }
 
     /// Takes no new sessions from now on.

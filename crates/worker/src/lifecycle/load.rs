@@ -1,5 +1,6 @@
 //! From options to a loaded model: checkpoint, text side, executor and KV pool.
 
+use std::net::ToSocketAddrs;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +12,13 @@ use hawser_device::kv::RowType;
 use hawser_model::checkpoint::{Checkpoint, CheckpointError};
 use hawser_model::executor::ExecutorOptions;
 use hawser_model::layers::{LoadError as ModelError, Model};
+use hawser_model::shard::{Blocks, ShardError, ShardPlan};
 use hawser_model::text::{ChatTemplate, TemplateError};
 use hawser_proto::v1;
 use thiserror::Error;
 
 use crate::options::{KvType, WorkerOptions};
-use crate::ranks::{Formation, Threads};
+use crate::ranks::{Formation, Processes, Threads};
 use crate::session::Text;
 
 /// Fewest slots worth serving with, the dead slot included.
@@ -31,6 +33,10 @@ pub enum LoadError {
     Model(#[from] ModelError),
     #[error(transparent)]
     Device(#[from] DeviceError),
+    #[error(transparent)]
+    Shard(#[from] ShardError),
+    #[error("cannot listen for ranks at {address}: {source}")]
+    Rendezvous { address: String, source: std::io::Error },
     #[error("the chat template of {path}: {source}")]
     Template { path: String, source: TemplateError },
     #[error("context_tokens is {asked}, but the model was made for {most}")]
@@ -97,9 +103,9 @@ pub(super) fn load(options: &WorkerOptions, clock: &Clock) -> Result<Loaded, Loa
         slots => slots,
     };
     let archive_slots = archive_slots.min(u32::MAX as usize - slots);
-    let sizes = ExecutorOptions { slots: slots + archive_slots, row_type, threads };
-    let shards = vec![Arc::new(Model::load(&checkpoint)?)];
-    let formation = Box::new(Threads::new(shards, sizes, Duration::from_millis(options.rank_timeout_ms)));
+    let threads_per_rank = NonZeroUsize::new(threads.get() / options.tp).unwrap_or(NonZeroUsize::MIN);
+    let sizes = ExecutorOptions { slots: slots + archive_slots, row_type, threads: threads_per_rank };
+    let formation = formation(&checkpoint, options, sizes, clock)?;
     let architecture = format!("{:?}", config.architecture).to_lowercase();
     let info = v1::ModelInfo {
         name: name.clone(),
@@ -119,6 +125,34 @@ pub(super) fn load(options: &WorkerOptions, clock: &Clock) -> Result<Loaded, Loa
         elapsed: clock.now().since(started),
     };
     Ok(Loaded { formation, text, end_ids, context, slots, archive_slots, model: info, report })
+}
+
+/// The shards that are here: all of a group in one process, one of a group of processes.
+pub(super) fn shards(checkpoint: &Checkpoint, options: &WorkerOptions) -> Result<Vec<Arc<Model>>, LoadError> {
+    let world = NonZeroUsize::new(options.world.max(options.tp)).unwrap_or(NonZeroUsize::MIN);
+    let plan = ShardPlan::new(checkpoint.config(), world, &Blocks::of(checkpoint)?)?;
+    let here = if options.world > 1 { options.rank..options.rank + 1 } else { 0..world.get() };
+    let shards = here.filter_map(|rank| plan.rank(rank));
+    shards.map(|shard| Ok(Arc::new(Model::load_shard(checkpoint, shard)?))).collect()
+}
+
+fn formation(
+    checkpoint: &Checkpoint,
+    options: &WorkerOptions,
+    sizes: ExecutorOptions,
+    clock: &Clock,
+) -> Result<Box<dyn Formation>, LoadError> {
+    let mut shards = shards(checkpoint, options)?;
+    let timeout = Duration::from_millis(options.rank_timeout_ms);
+    if options.world == 1 {
+        return Ok(Box::new(Threads::new(shards, sizes, timeout)));
+    }
+    let unusable = |source| LoadError::Rendezvous { address: options.rendezvous.clone(), source };
+    let mut addresses = options.rendezvous.to_socket_addrs().map_err(unusable)?;
+    let address = addresses.next().ok_or_else(|| unusable(std::io::ErrorKind::AddrNotAvailable.into()))?;
+    let own = (shards.swap_remove(0), checkpoint.digest().to_string());
+    let ranks = Processes::listen(address, own, options.world, (sizes, timeout), clock.clone());
+    Ok(Box::new(ranks.map_err(unusable)?))
 }
 
 fn context_length(options: &WorkerOptions, most: usize) -> Result<usize, LoadError> {

@@ -75,11 +75,7 @@ impl Leader {
     ///
     /// # Errors
     /// As [`Leader::step`].
-    pub fn score(
-        &mut self,
-        changes: Vec<RankChange>,
-        scoring: Scoring,
-    ) -> Result<Option<Scores>, RankError> {
+    pub fn score(&mut self, changes: Vec<RankChange>, scoring: Scoring) -> Result<Option<Scores>, RankError> {
         let command = self.command(Work::Score(changes, scoring));
         match self.tell(&command)? {
             Outcome::Scores(scores) => Ok(scores),

@@ -67,8 +67,7 @@ impl Processes {
         address: SocketAddr,
         (shard, model): (Arc<Model>, String),
         world: usize,
-        options: ExecutorOptions,
-        timeout: Duration,
+        (options, timeout): (ExecutorOptions, Duration),
         clock: Clock,
     ) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
@@ -230,8 +229,7 @@ impl Follower {
         };
         let options = ExecutorOptions { slots: terms.slots, row_type, threads: self.threads };
         let sums = Box::new(spoke(sums)?);
-        let executor =
-            Executor::in_group(Arc::clone(&self.shard), options, sums).map_err(FormError::from)?;
+        let executor = Executor::in_group(Arc::clone(&self.shard), options, sums).map_err(FormError::from)?;
         let mut rank = Rank::new(executor, terms.epoch);
         tracing::info!(rank = self.rank, epoch = terms.epoch, "joined the group");
         Ok(follow(&mut rank, &mut link)?)

@@ -4,7 +4,7 @@
 //! tables. Never decides anything.
 
 use hawser_common::{Coded, ErrorCode};
-use hawser_device::collective::CollectiveError;
+use hawser_device::collective::{CollectiveError, StepTag};
 use hawser_model::executor::{Batch, Executor, LogitRows, Logits, Scores, Sequence, StepError};
 use thiserror::Error;
 
@@ -25,8 +25,6 @@ pub enum RankError {
     Length { bytes: i64, most: usize },
     #[error("the slot tables of the ranks differ after step {step}")]
     Tables { step: u64 },
-    #[error("scores of a prune do not add up: {found} instead of {expected}; a rank's are damaged")]
-    Scores { expected: i64, found: i64 },
     #[error("the group is over: {0}")]
     Group(CollectiveError),
 }
@@ -39,7 +37,6 @@ impl Coded for RankError {
             | Self::Command(_)
             | Self::Length { .. }
             | Self::Tables { .. }
-            | Self::Scores { .. }
             | Self::Group(_) => ErrorCode::Unavailable,
         }
     }
@@ -103,6 +100,7 @@ impl Rank {
             return Err(RankError::Gap { expected, own, found: *step, epoch: *epoch });
         }
         self.next += 1;
+        self.executor.begin(StepTag { epoch: self.epoch, step: *step });
         match work {
             Work::Run(plan) => self.run_plan(plan),
             Work::Score(changes, scoring) => {
@@ -164,6 +162,6 @@ impl Rank {
     }
 
     fn score(&mut self, scoring: &Scoring) -> Result<Outcome, RankError> {
-        Ok(Outcome::Scores(self.executor.score(&scoring.request())))
+        Ok(Outcome::Scores(self.executor.score(&scoring.request())?))
     }
 }

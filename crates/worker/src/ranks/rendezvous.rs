@@ -97,5 +97,6 @@ pub(super) fn hear<T: DeserializeOwned>(stream: &mut TcpStream) -> io::Result<T>
     }
     let mut bytes = vec![0; length];
     stream.read_exact(&mut bytes)?;
-    postcard::from_bytes(&bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))
+    postcard::from_bytes(&bytes)
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))
 }

@@ -35,8 +35,8 @@ use cache::{Idle, SessionCache};
 pub use inspect::{Inspection, RowState};
 pub use plan::{PlanEntry, RankChange, SequenceId, StepPlan};
 use sequence::Sequence;
-use tables::ToldTables;
 pub use sequence::{Admission, Keep, Kept, Submission};
+use tables::ToldTables;
 
 /// Bounds of a scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use hawser_common::retention::{Policy, Retention};
 use hawser_common::Position;
+use hawser_common::retention::{Policy, Retention};
 use hawser_kv::retention::{
     Event, Evidence, Observed, PruneRecord, Situation, budget, is_due, local_scores, revival_evidence, select,
 };

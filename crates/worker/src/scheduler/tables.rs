@@ -28,7 +28,9 @@ impl Scheduler {
             plan.tables.push(TableChange::Drop { sequence });
         }
         for entry in plan.entries.iter().filter(|entry| !entry.hint) {
-            let Some(sequence) = running.iter().find(|sequence| sequence.id == entry.sequence) else { continue };
+            let Some(sequence) = running.iter().find(|sequence| sequence.id == entry.sequence) else {
+                continue;
+            };
             let (map, id) = (&sequence.map, sequence.id);
             // The step's own rows are in the map already.
             let before = map.live().len() - entry.rows.len();

@@ -63,7 +63,7 @@ fn pool(count: usize) -> Threads {
 }
 
 fn raw(format: Format, rows: usize, cols: usize, data: &[u8]) -> RawMatrix<'_> {
-    RawMatrix { format, rows, cols, data, row_order: None }
+    RawMatrix { format, rows, cols, data, row_order: None, columns: None }
 }
 
 /// W x for rows of `x`, stored.

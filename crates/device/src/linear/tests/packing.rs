@@ -59,6 +59,43 @@ fn parts_and_row_orders_are_the_same_rows_elsewhere() {
     }
 }
 
+/// A shard of the inputs has the file's weights, and the products of the shards add up to that of the whole.
+#[test]
+fn columns_are_cut_between_blocks_without_touching_a_weight() {
+    let mut random = Random(12);
+    let threads = pool(2);
+    for format in FORMATS {
+        let data = random.matrix(format, 13, 160);
+        let order: Vec<u32> = vec![12, 0, 7, 7, 1];
+        let whole = RawMatrix { row_order: Some(&order), ..raw(format, 13, 160, &data) };
+        let all = PackedMatrix::pack(&[whole]).unwrap();
+        let x = random.floats(3 * 160);
+        let mut sums = vec![0.0; 3 * order.len()];
+        for (first, count) in [(0, 96), (96, 32), (128, 32)] {
+            let part = RawMatrix { columns: Some(Columns { first, count }), ..whole };
+            let part = PackedMatrix::pack(&[part]).unwrap();
+            let expected: Vec<_> =
+                rows_of(&all).iter().map(|row| row[first..first + count].to_vec()).collect();
+            assert_eq!(rows_of(&part), expected, "{format:?} {first}");
+            let x: Vec<f32> = x.chunks(160).flat_map(|x| &x[first..first + count]).copied().collect();
+            sums.iter_mut().zip(product(&threads, &part, &x)).for_each(|(sum, part)| *sum += part);
+        }
+        for (sum, whole) in sums.iter().zip(product(&threads, &all, &x)) {
+            assert!((sum - whole).abs() <= 1e-4 * whole.abs().max(1.0), "{format:?}: {sum} {whole}");
+        }
+        let bad = if format.block_items() > 1 {
+            [(16, 32), (0, 48), (160, 32)]
+        } else {
+            [(160, 1), (0, 0), (1, 160)]
+        };
+        for (first, count) in bad {
+            let part = RawMatrix { columns: Some(Columns { first, count }), ..whole };
+            let expected = LinearError::Columns { first, count, cols: 160, block: format.block_items() };
+            assert_eq!(PackedMatrix::pack(&[part]).unwrap_err(), expected);
+        }
+    }
+}
+
 #[test]
 fn sizes_that_contradict_each_other_are_typed_errors() {
     let refused = |parts: &[RawMatrix<'_>]| PackedMatrix::pack(parts).unwrap_err();
