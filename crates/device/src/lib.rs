@@ -4,8 +4,8 @@
 //! may use ([`cpu`]), the KV rows ([`kv`]), the arithmetic of a layer ([`attention`], [`linear`], [`ops`]), the
 //! scores by which history is kept ([`score`]) and what crosses the ranks of a group ([`collective`]).
 //! Promises that a row's result depends on its own inputs only: never on the rows batched with it, on how a prompt
-//! was cut into chunks, or on the number of threads. Never allocates in a step, never decides which slots are live,
-//! never reads a clock or a configuration.
+//! was cut into chunks, or on the number of threads. Never allocates in a step, but for a few words of a TCP group,
+//! never decides which slots are live, never reads a configuration, and reads a clock only to bound a wait.
 #![allow(unsafe_code, reason = "SIMD, raw memory and the thread pool live here, and nowhere else")]
 
 pub mod attention;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::call::{Call, Numbering, Op, assert_gather};
-use super::element::{Buffer, Element, Fold, blocks};
+use super::element::{Buffer, Element, Fold, blocks, copy};
 use super::failure::Failure;
 use super::{AbortHandle, Collective, CollectiveError, Reduce, StepTag, Traffic, Values};
 
@@ -229,7 +229,7 @@ impl Collective for TcpRank {
             return collect(wires, &call, deadline, [bytemuck::cast_slice_mut(whole)]);
         }
         let start: usize = counts[..me].iter().sum();
-        whole[start..start + part.len()].copy_from_slice(part);
+        copy(&mut whole[start..start + part.len()], part);
         let mut rest = &mut whole[..];
         let places = counts.iter().map(|&count| rest.split_off_mut(..count).expect("the counts add up"));
         let others = places.enumerate().filter(|(rank, _)| *rank != me);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::threads::split;
 
 use super::call::{Call, Numbering, Op, assert_gather};
-use super::element::{Buffer, Element, Fold, blocks};
+use super::element::{Buffer, Element, Fold, blocks, copy};
 use super::failure::Failure;
 use super::{AbortHandle, Collective, CollectiveError, Reduce, StepTag, Traffic, Values};
 
@@ -107,7 +107,7 @@ impl ThreadRank {
         self.traffic.bytes += sum.len() as u64;
         self.end_phase(call)?;
         for rank in (0..world).filter(|&rank| rank != self.rank) {
-            data[piece(rank)].copy_from_slice(self.group.sum(rank, self.side()).values());
+            copy(&mut data[piece(rank)], self.group.sum(rank, self.side()).values());
         }
         Ok(())
     }
@@ -174,8 +174,8 @@ impl Collective for ThreadRank {
         for (rank, &count) in counts.iter().enumerate() {
             let (into, behind) = rest.split_at_mut(count);
             match rank == self.rank {
-                true => into.copy_from_slice(part),
-                false => into.copy_from_slice(self.group.sent(rank, self.side()).values()),
+                true => copy(into, part),
+                false => copy(into, self.group.sent(rank, self.side()).values()),
             }
             rest = behind;
         }
@@ -188,7 +188,7 @@ impl Collective for ThreadRank {
             return self.meet(&call, data.bytes());
         }
         self.meet(&call, &[])?;
-        data.bytes_mut().copy_from_slice(self.group.sent(0, self.side()).values());
+        copy(data.bytes_mut(), self.group.sent(0, self.side()).values());
         Ok(())
     }
 

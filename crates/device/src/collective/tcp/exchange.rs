@@ -87,7 +87,8 @@ fn run(
             continue;
         }
         match deadline.idle() {
-            Wait::TryAgain => {}
+            // The rank that is waited for may need this core.
+            Wait::TryAgain => std::thread::yield_now(),
             Wait::Sleep(longest) => {
                 if let Err(error) = sleep(transfers, longest) {
                     let reason = error.to_string();

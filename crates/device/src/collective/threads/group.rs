@@ -14,20 +14,17 @@ use crate::threads::CacheLine;
 
 use super::super::CollectiveError;
 use super::super::call::Call;
-use super::super::element::Buffer;
+use super::super::element::{Buffer, copy};
 use super::super::failure::Failure;
 
-/// How long a rank spins before it sleeps, where each rank can have a core.
+/// How long a rank tries again and again before it sleeps.
 const SPIN: Duration = Duration::from_micros(100);
-/// The same, where ranks share cores: spinning then keeps others from coming.
-const SPIN_CROWDED: Duration = Duration::from_micros(2);
-/// Turns between two looks at the clock while spinning.
+/// Turns between two looks at the clock while trying.
 const SPINS_PER_LOOK: u32 = 64;
 
 #[derive(Debug)]
 pub(super) struct Group {
     timeout: Duration,
-    spin: Duration,
     seats: Vec<Seat>,
     failure: OnceLock<Failure>,
     /// Ranks that sleep, or are about to.
@@ -67,10 +64,8 @@ impl Sent {
 
 impl Group {
     pub(super) fn new(world: usize, timeout: Duration) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             timeout,
-            spin: if world <= cores { SPIN } else { SPIN_CROWDED },
             seats: (0..world).map(|_| Seat::default()).collect(),
             failure: OnceLock::new(),
             sleepers: CacheLine::default(),
@@ -87,7 +82,7 @@ impl Group {
         // A panic while a lock is held leaves values that nobody will use: its rank ends the group.
         let mut sent = self.seats[rank].sent[side].0.write().unwrap_or_else(PoisonError::into_inner);
         sent.call = Some(*call);
-        sent.bytes.room(bytes.len()).copy_from_slice(bytes);
+        copy(sent.bytes.room(bytes.len()), bytes);
     }
 
     pub(super) fn sent(&self, rank: usize, side: usize) -> RwLockReadGuard<'_, Sent> {
@@ -96,7 +91,7 @@ impl Group {
 
     pub(super) fn put_sum(&self, rank: usize, side: usize, bytes: &[u8]) {
         let mut sum = self.seats[rank].sums[side].0.write().unwrap_or_else(PoisonError::into_inner);
-        sum.room(bytes.len()).copy_from_slice(bytes);
+        copy(sum.room(bytes.len()), bytes);
     }
 
     pub(super) fn sum(&self, rank: usize, side: usize) -> RwLockReadGuard<'_, Buffer> {
@@ -125,7 +120,7 @@ impl Group {
     /// Returns when all ranks have come to the end of `phase`.
     pub(super) fn wait(&self, me: usize, phase: u64, call: &Call) -> Result<(), CollectiveError> {
         let mut waited = Waited::default();
-        while waited.spins(self.spin) {
+        while waited.spins() {
             // In this order: a rank that has come may leave, and that does not spoil what it left behind.
             if self.missing(phase).is_none() {
                 return Ok(());
@@ -133,7 +128,7 @@ impl Group {
             if self.failure.get().is_some() {
                 break;
             }
-            std::hint::spin_loop();
+            waited.pause();
         }
         self.sleep(phase, &waited);
         match (self.missing(phase), self.failure.get()) {
@@ -181,13 +176,22 @@ struct Waited {
 }
 
 impl Waited {
-    /// Whether to spin for one more turn.
-    fn spins(&mut self, limit: Duration) -> bool {
+    /// Whether to try again for one more turn.
+    fn spins(&mut self) -> bool {
         self.turns += 1;
         if !self.turns.is_multiple_of(SPINS_PER_LOOK) {
             return true;
         }
-        self.clock.get_or_insert_with(Clock::system).now().0 < limit
+        self.clock.get_or_insert_with(Clock::system).now().0 < SPIN
+    }
+
+    /// Between two turns. After the first ones the core is offered to others: the rank that is waited for may need
+    /// it, where ranks share cores or the machine is busy.
+    fn pause(&self) {
+        match self.clock {
+            None => std::hint::spin_loop(),
+            Some(_) => std::thread::yield_now(),
+        }
     }
 
     fn time(&self) -> Duration {
