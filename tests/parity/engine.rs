@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use hawser_common::{Position, SlotId};
+use hawser_device::collective::StepTag;
 use hawser_device::kv::RowType;
 use hawser_model::executor::{Batch, Executor, ExecutorOptions, LogitRows, Logits, Sequence};
 use hawser_model::layers::Model;
@@ -14,8 +15,9 @@ use rand::{RngExt, SeedableRng};
 
 /// An executor and its free slots, in random order.
 pub(crate) struct Engine {
-    executor: Executor,
+    pub(crate) executor: Executor,
     free: Vec<SlotId>,
+    steps: u64,
 }
 
 /// One session's live slots, in position order.
@@ -34,10 +36,15 @@ pub(crate) struct Feed<'a> {
 impl Engine {
     pub(crate) fn new(model: &Arc<Model>, slots: usize, row_type: RowType, seed: u64) -> Result<Self> {
         let threads = NonZeroUsize::new(2).unwrap_or(NonZeroUsize::MIN);
-        let executor = Executor::new(Arc::clone(model), ExecutorOptions { slots, row_type, threads })?;
+        Self::over(Executor::new(Arc::clone(model), ExecutorOptions { slots, row_type, threads })?, seed)
+    }
+
+    /// On every rank of a group the free slots are in the same order.
+    pub(crate) fn over(executor: Executor, seed: u64) -> Result<Self> {
+        let slots = executor.kv().shape().slots;
         let mut free: Vec<_> = (1..u32::try_from(slots)?).map(SlotId).collect();
         free.shuffle(&mut StdRng::seed_from_u64(seed));
-        Ok(Self { executor, free })
+        Ok(Self { executor, free, steps: 0 })
     }
 
     /// One step over several sessions.
@@ -65,6 +72,8 @@ impl Engine {
             })
             .collect();
         let batch = Batch { tokens: &tokens, positions: &positions, slots: &slots, sequences: &sequences };
+        self.steps += 1;
+        self.executor.begin(StepTag { epoch: 1, step: self.steps });
         let logits = self.executor.step(&batch)?;
         for (feed, rows) in feeds.iter_mut().zip(rows) {
             feed.session.live.extend(&slots[rows]);

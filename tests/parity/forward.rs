@@ -15,6 +15,7 @@ use serde::Deserialize;
 use crate::engine::{Engine, Feed, Session, argmax, chunks};
 use crate::fixtures::{self, TINY};
 use crate::gguf::Gguf;
+use crate::ranks::{in_group, options};
 
 const TOLERANCE: f32 = 1e-4;
 
@@ -94,6 +95,23 @@ fn forward_matches_the_reference_whole_and_in_random_chunks() -> Result<()> {
                 "{name}: chunks of {:?}",
                 cut.iter().map(|c| c.len()).collect::<Vec<_>>()
             );
+        }
+    }
+    Ok(())
+}
+
+/// E10: the ranks of a group give the logits of one machine.
+#[test]
+fn e10_ranks_match_the_reference() -> Result<()> {
+    for name in TINY {
+        let golden = golden(name)?;
+        let checkpoint = Checkpoint::open(fixtures::folder().join(name))?;
+        for world in [2, 3] {
+            let found = in_group(&checkpoint, world, options(1024, RowType::F32), |rank| {
+                rows(&mut Engine::over(rank.executor, 1)?, &[&golden.tokens[..7], &golden.tokens[7..]])
+            })?;
+            let worst = check(&golden, &found).with_context(|| format!("{name}, {world} ranks"))?;
+            println!("{name}, {world} ranks: largest difference {worst:e}");
         }
     }
     Ok(())

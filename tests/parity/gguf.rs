@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use hawser_model::checkpoint::{Checkpoint, LayerPart, TensorRole};
-use hawser_model::config::Architecture;
+use hawser_model::config::{Architecture, ModelConfig};
 
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
@@ -37,7 +37,13 @@ const ALIGNMENT: usize = 32;
 impl Gguf {
     /// The checkpoint as a converter writes it: f32 weights, and of Llama models q and k with their rows in pairs.
     pub(crate) fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
-        let config = checkpoint.config();
+        let mut gguf = Self::of(checkpoint.config());
+        gguf.add_weights(checkpoint)?;
+        Ok(gguf)
+    }
+
+    /// A model of these sizes, without its weights.
+    pub(crate) fn of(config: &ModelConfig) -> Self {
         let name = match config.architecture {
             Architecture::Llama => "llama",
             Architecture::Qwen2 => "qwen2",
@@ -59,9 +65,7 @@ impl Gguf {
             float("rope.freq_base", config.rope.theta),
             float("attention.layer_norm_rms_epsilon", config.rms_eps.into()),
         ];
-        let mut gguf = Self { version: 3, pairs, tensors: Vec::new() };
-        gguf.add_weights(checkpoint)?;
-        Ok(gguf)
+        Self { version: 3, pairs, tensors: Vec::new() }
     }
 
     fn add_weights(&mut self, checkpoint: &Checkpoint) -> Result<()> {

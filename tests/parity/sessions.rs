@@ -1,22 +1,20 @@
 //! Golden sessions of the tiny checkpoints: memories, scores, kept sets and logits of every policy over several turns.
 
-use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use hawser_common::Position;
 use hawser_common::retention::{Policy, Retention};
 use hawser_device::kv::RowType;
-use hawser_eval::session::{Engine, Session};
+use hawser_eval::session::{Engine, Pruned, Session};
 use hawser_kv::retention::Origin;
 use hawser_model::checkpoint::Checkpoint;
-use hawser_model::executor::{Executor, ExecutorOptions, LogitRows};
-use hawser_model::layers::Model;
+use hawser_model::executor::LogitRows;
 use serde::Deserialize;
 
 use crate::engine::argmax;
 use crate::fixtures::{self, TINY};
+use crate::ranks::{Relay, in_group, options};
 
 #[derive(Deserialize)]
 struct Golden {
@@ -88,19 +86,62 @@ fn open(engine: &mut Engine, golden: &GoldenSession) -> Result<Session> {
     Ok(engine.open(retention, golden.protected_prefix))
 }
 
-fn turn(engine: &mut Engine, session: &mut Session, golden: &GoldenTurn, errors: &mut Errors) -> Result<()> {
+/// What one rank runs; alone, the only one.
+struct Run {
+    engine: Engine,
+    relay: Relay,
+    errors: Errors,
+}
+
+impl Run {
+    /// Runs tokens, and the logits of the last row on the rank that has them.
+    fn tokens(&mut self, session: &mut Session, tokens: &[u32], span: &Range<u32>) -> Result<Vec<f32>> {
+        let logits = self.engine.run(session, tokens, span, LogitRows::Last)?;
+        ensure!(self.relay.leads() != logits.is_empty(), "the leader has logits, and no other rank");
+        Ok(logits.last().map_or_else(Vec::new, |logits| logits.row(0).to_vec()))
+    }
+
+    fn check_logits(&mut self, what: &str, logits: &[f32], golden: &[f32]) -> Result<()> {
+        if self.relay.leads() {
+            self.errors.logits = self.errors.logits.max(close(what, logits, golden)?);
+        }
+        Ok(())
+    }
+
+    /// The memory of the heads that are here.
+    fn check_memory(&mut self, session: &Session, golden: &[f32]) -> Result<()> {
+        let memory = self.engine.memory(session).context("a memory")?;
+        let model = self.engine.executor.model();
+        let (config, query) = (model.config(), &model.shard().heads.query);
+        let here = query.start * config.head_dim..query.end * config.head_dim;
+        let golden: Vec<f32> = golden
+            .chunks_exact(config.query_width())
+            .flat_map(|layer| &layer[here.clone()])
+            .copied()
+            .collect();
+        self.errors.memory = self.errors.memory.max(close("memory", memory, &golden)?);
+        Ok(())
+    }
+
+    fn prune(&mut self, session: &mut Session, span: &Range<u32>) -> Result<Option<Pruned>> {
+        let Some(event) = Engine::due(session, span) else { return Ok(None) };
+        let scores = self.engine.score(session, &event)?.unwrap_or_default();
+        let scores = self.relay.share(scores)?;
+        Ok(Some(self.engine.settle(session, event, scores)?))
+    }
+}
+
+fn turn(run: &mut Run, session: &mut Session, golden: &GoldenTurn) -> Result<()> {
     let span: Range<u32> = golden.query_span[0]..golden.query_span[1];
     session.marks.extend_to(span.end, Origin::User, session.marks.turn() + 1);
-    let logits = engine.run(session, &golden.append, &span, LogitRows::Last)?;
-    let logits = logits.last().context("logits of the last row")?.row(0).to_vec();
-    errors.logits = errors.logits.max(close("logits of the prefill", &logits, &golden.prefill_last_logits)?);
+    let logits = run.tokens(session, &golden.append, &span)?;
+    run.check_logits("logits of the prefill", &logits, &golden.prefill_last_logits)?;
     ensure!(session.map.live().len() == golden.live_before_prune, "live before the prune");
-    engine.end_span(session);
+    run.engine.end_span(session);
     if !golden.memory.is_empty() {
-        let memory = engine.memory(session).context("a memory")?;
-        errors.memory = errors.memory.max(close("memory", memory, &golden.memory)?);
+        run.check_memory(session, &golden.memory)?;
     }
-    let pruned = engine.prune(session, &span)?;
+    let pruned = run.prune(session, &span)?;
     ensure!(pruned.is_some() != golden.candidates.is_empty(), "a prune where the reference has one");
     if let Some(pruned) = pruned {
         ensure!(ids(&pruned.event.candidates) == golden.candidates, "candidates");
@@ -109,20 +150,19 @@ fn turn(engine: &mut Engine, session: &mut Session, golden: &GoldenTurn, errors:
         for (ours, golden) in pruned.scores.iter().zip(&golden.scores_fixed40) {
             let error = (ours - golden).abs() as f32 / (*golden).max(1) as f32;
             ensure!(error <= 1e-4, "a score of {ours}, not {golden}");
-            errors.scores = errors.scores.max(error);
+            run.errors.scores = run.errors.scores.max(error);
         }
     }
     ensure!(session.map.live().len() == golden.live_after_prune, "live after the prune");
     let mut logits = logits;
     for &token in &golden.decode_tokens {
-        ensure!(argmax(&logits) == token, "greedy token {} instead of {token}", argmax(&logits));
+        let greedy = argmax(&logits);
+        ensure!(!run.relay.leads() || greedy == token, "greedy token {greedy} instead of {token}");
         session.marks.extend_to(session.marks.len() + 1, Origin::Assistant, session.marks.turn());
-        let next = engine.run(session, &[token], &(0..0), LogitRows::Last)?;
-        logits = next[0].row(0).to_vec();
+        logits = run.tokens(session, &[token], &(0..0))?;
     }
     let last = golden.decode_logits.last().context("decode logits")?;
-    errors.logits = errors.logits.max(close("logits after decoding", &logits, last)?);
-    Ok(())
+    run.check_logits("logits after decoding", &logits, last)
 }
 
 #[derive(Debug, Default)]
@@ -132,33 +172,44 @@ struct Errors {
     scores: f32,
 }
 
-fn check(name: &str, chunk: usize) -> Result<()> {
-    let model = Arc::new(Model::load(&Checkpoint::open(fixtures::folder().join(name))?)?);
+fn check(name: &str, world: usize, chunk: usize) -> Result<()> {
+    let checkpoint = Checkpoint::open(fixtures::folder().join(name))?;
     let golden: Golden = fixtures::read(&format!("{name}/golden.json"))?;
-    for (number, golden) in golden.sessions.iter().enumerate() {
-        let threads = NonZeroUsize::new(2).context("two threads")?;
-        let options = ExecutorOptions { slots: 600, row_type: RowType::F32, threads };
-        let mut engine = Engine::new(Executor::new(Arc::clone(&model), options)?, chunk, 0);
-        let mut session = open(&mut engine, golden)?;
-        let mut errors = Errors::default();
-        for (index, golden_turn) in golden.turns.iter().enumerate() {
-            turn(&mut engine, &mut session, golden_turn, &mut errors).with_context(|| {
-                format!("{name}, session {number} ({}), turn {index}, chunks of {chunk}", golden.policy)
-            })?;
+    in_group(&checkpoint, world, options(600, RowType::F32), |rank| {
+        let relay = rank.relay;
+        let mut run = Run { engine: Engine::new(rank.executor, chunk, 0), relay, errors: Errors::default() };
+        for (number, golden) in golden.sessions.iter().enumerate() {
+            let mut session = open(&mut run.engine, golden)?;
+            for (index, golden_turn) in golden.turns.iter().enumerate() {
+                turn(&mut run, &mut session, golden_turn).with_context(|| {
+                    format!(
+                        "{name}, {world} ranks, session {number} ({}), turn {index}, chunks of {chunk}",
+                        golden.policy
+                    )
+                })?;
+            }
+            run.engine.close(session);
+            let pool = &run.engine.pool;
+            ensure!(pool.free() == pool.usable(), "every slot is given back");
         }
-        println!("{name} {} {errors:?}", golden.policy);
-        engine.close(session);
-        ensure!(engine.pool.free() == engine.pool.usable(), "every slot is given back");
-    }
-    Ok(())
+        if run.relay.leads() {
+            println!("{name}, {world} ranks: {:?}", run.errors);
+        }
+        Ok(())
+    })
 }
 
 #[test]
 fn r2_golden_sessions_keep_the_reference_sets_and_tokens() -> Result<()> {
-    TINY.iter().try_for_each(|name| check(name, 512))
+    TINY.iter().try_for_each(|name| check(name, 1, 512))
 }
 
 #[test]
 fn r2_golden_sessions_do_not_depend_on_the_chunks() -> Result<()> {
-    TINY.iter().try_for_each(|name| check(name, 7))
+    TINY.iter().try_for_each(|name| check(name, 1, 7))
+}
+
+#[test]
+fn r4_ranks_keep_the_reference_sets_and_tokens() -> Result<()> {
+    [2, 3].into_iter().try_for_each(|world| TINY.iter().try_for_each(|name| check(name, world, 40)))
 }

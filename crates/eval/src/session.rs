@@ -222,7 +222,8 @@ impl Engine {
         self.executor.memory(session.memory).and_then(|memory| memory.memory())
     }
 
-    /// Prunes a session to its budget if that is due.
+    /// Prunes a session to its budget if that is due. Not on the ranks of a group, of which one knows the scores: these
+    /// go through [`Engine::due`], [`Engine::score`] and [`Engine::settle`] together.
     ///
     /// # Errors
     /// [`SessionError::Evict`], a bug.
@@ -231,23 +232,40 @@ impl Engine {
         session: &mut Session,
         span: &Range<u32>,
     ) -> Result<Option<Pruned>, SessionError> {
+        let Some(event) = Self::due(session, span) else { return Ok(None) };
+        let scores = self.score(session, &event)?.unwrap_or_default();
+        self.settle(session, event, scores).map(Some)
+    }
+
+    /// The prune that a session is due.
+    #[must_use]
+    pub fn due(session: &Session, span: &Range<u32>) -> Option<Event> {
         let retention = &session.retention;
         let budget = retention.budget_tokens;
-        if !is_due(retention, budget, session.map.live().len()) {
-            return Ok(None);
-        }
-        let len = u32::try_from(session.map.len()).expect("positions are 32-bit");
-        let event = Event::new(&Situation {
-            retention,
-            budget,
-            live: session.map.live_positions(),
-            len,
-            protected: session.protected,
-            span: span.clone(),
-            pins: &[],
-        });
-        let scored = self.score(session, &event)?;
-        let scores = scored.unwrap_or_default();
+        is_due(retention, budget, session.map.live().len()).then(|| {
+            Event::new(&Situation {
+                retention,
+                budget,
+                live: session.map.live_positions(),
+                len: position(session.map.len()).0,
+                protected: session.protected,
+                span: span.clone(),
+                pins: &[],
+            })
+        })
+    }
+
+    /// Evicts what an event's scores, or without any the policy's own rule, leave out.
+    ///
+    /// # Errors
+    /// [`SessionError::Evict`], a bug.
+    pub fn settle(
+        &mut self,
+        session: &mut Session,
+        event: Event,
+        scores: Vec<i64>,
+    ) -> Result<Pruned, SessionError> {
+        let len = position(session.map.len()).0;
         let local;
         let used = if scores.is_empty() {
             local = local_scores(&session.retention, &session.marks, &event.candidates);
@@ -259,7 +277,7 @@ impl Engine {
         let freed = self.evict(session, &selection.evicted)?;
         let evicted = selection.evicted.clone();
         session.log.push(PruneRecord { at: len, evicted, freed: freed as u32, ..PruneRecord::default() });
-        Ok(Some(Pruned { event, scores, selection, freed }))
+        Ok(Pruned { event, scores, selection, freed })
     }
 
     fn evict(&mut self, session: &mut Session, evicted: &[Position]) -> Result<usize, EvictError> {
@@ -352,7 +370,11 @@ impl Engine {
         Ok(Some(Revived { exchanged, scored, copied: moves.len() }))
     }
 
-    fn score(&mut self, session: &Session, event: &Event) -> Result<Option<Vec<i64>>, StepError> {
+    /// Scores an event's candidates; `None` where nothing is remembered, and on ranks that do not lead.
+    ///
+    /// # Errors
+    /// [`StepError`] where a group of ranks fails.
+    pub fn score(&mut self, session: &Session, event: &Event) -> Result<Option<Vec<i64>>, StepError> {
         let retention = &session.retention;
         let index: HashMap<Position, u32> = session.map.live_positions().iter().copied().zip(0..).collect();
         let evidence = Evidence::of(retention.policy);
