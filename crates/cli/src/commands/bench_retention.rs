@@ -13,7 +13,7 @@ use hawser_model::executor::{Executor, ExecutorOptions};
 use hawser_model::layers::Model;
 
 use crate::args::Global;
-use crate::console::{count, error, line};
+use crate::console::{count, counted, error, line};
 use crate::models;
 use crate::table::{Align, Table};
 
@@ -96,13 +96,13 @@ pub fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
         line(serde_json::to_string_pretty(&medians)?);
     } else {
         line(format!(
-            "{}: {} tokens in turns of {} ({} decoded), budget {}, {} threads",
+            "{}: {} in turns of {} ({} decoded), budget {}, {}",
             checkpoint.name(),
-            count(options.tokens as u64),
+            counted(options.tokens as u64, "token"),
             options.turn,
             options.decoded,
             count(u64::from(options.budget)),
-            threads
+            counted(threads.get() as u64, "thread")
         ));
         line(table(&medians).to_string());
     }

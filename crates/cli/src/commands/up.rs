@@ -17,7 +17,7 @@ use super::serving::{announce_loading, announce_stop, stop_signal, threads_each,
 use super::worker::announce_ready;
 use crate::args::Global;
 use crate::config::{Config, Overrides};
-use crate::console::{bold, dim, line, time};
+use crate::console::{bold, counted, dim, line, time};
 use crate::models;
 
 const EXAMPLES: &str = "\
@@ -66,7 +66,10 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     config.worker.validate()?;
     config.print();
     if config.groups > 1 && config.worker.listen.port() != 0 {
-        bail!("worker.listen names one port for {} groups; set its port to 0", config.groups);
+        bail!(
+            "worker.listen names one port for {}; set its port to 0",
+            counted(config.groups as u64, "group")
+        );
     }
     let clock = Clock::system();
     let began = clock.now();
