@@ -59,11 +59,11 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     flags.set("worker.threads", options.threads);
     flags.set("worker.kv_memory_mib", options.kv_memory_mib);
     let mut config = Config::load(global, flags)?;
+    config.validate()?;
     config.worker.model = models::resolve(&config.worker.model, &global.model_dir)?;
     if config.worker.threads == 0 {
         config.worker.threads = threads_each(config.groups);
     }
-    config.worker.validate()?;
     config.print();
     if config.groups > 1 && config.worker.listen.port() != 0 {
         bail!(

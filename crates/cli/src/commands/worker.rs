@@ -62,8 +62,8 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     flags.set("worker.threads", options.threads);
     flags.set("worker.kv_memory_mib", options.kv_memory_mib);
     let mut config = Config::load(global, flags)?;
+    config.validate()?;
     config.worker.model = models::resolve(&config.worker.model, &global.model_dir)?;
-    config.worker.validate()?;
     config.print();
     let Some((group, router)) = unless_stopped(Box::pin(start(&config))).await? else {
         return Ok(());
