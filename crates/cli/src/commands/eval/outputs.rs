@@ -24,6 +24,8 @@ pub struct Outputs {
     pub json: PathBuf,
     pub markdown: PathBuf,
     pub svg: PathBuf,
+    /// Of a run that only counts hits.
+    pub hits: PathBuf,
 }
 
 impl Outputs {
@@ -43,12 +45,13 @@ impl Outputs {
             out.to_owned()
         };
         let outputs = Self {
+            hits: with_end(&stem, "hits.json"),
             json: with_end(&stem, "json"),
             markdown: with_end(&stem, "md"),
             svg: with_end(&stem, "svg"),
         };
         make_folder(out)?;
-        for path in [&outputs.json, &outputs.markdown, &outputs.svg] {
+        for path in [&outputs.json, &outputs.markdown, &outputs.svg, &outputs.hits] {
             if path.is_dir() {
                 return Err(OutError::IsFolder { out: path.clone() });
             }

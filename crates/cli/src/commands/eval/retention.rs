@@ -20,6 +20,7 @@ use hawser_model::layers::Model;
 use hawser_model::text::ChatTemplate;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::hits;
 use super::outputs::{Outputs, write};
 use crate::args::Global;
 use crate::console::{counted, error, line, time};
@@ -34,6 +35,7 @@ Examples:
   hawser eval retention --traces traces/bfcl-base.jsonl --out results/bfcl
   hawser eval retention --traces mine.jsonl --policies full,random,role-prior,'mine@h2o:role_weight=8'
   hawser eval retention --traces mine.jsonl --budgets 512,1024 --mode open
+  hawser eval retention --traces mine.jsonl --only-hits       seconds: how much of the prompts is found again
 
 A policy is written name@policy:option=value:…; the options are those of worker.retention in docs/config.md, all at
 their defaults but the trigger and the weights of roles, which are 0; `default` is what is shipped. Budgets
@@ -89,6 +91,9 @@ pub struct Options {
     /// How KV rows are stored
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     kv_type: KvType,
+    /// Only count how much of each prompt is found again, with the scheduler that serves and without running the model
+    #[arg(long, conflicts_with_all = ["mode", "restart", "kv_type", "threads", "seed"])]
+    only_hits: bool,
     /// Seed of the intervals
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -136,7 +141,39 @@ fn default_policies() -> Vec<String> {
 }
 
 pub fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
-    let clock = Clock::system();
+    let (clock, design) = (Clock::system(), design(options)?);
+    let began = clock.now();
+    let outputs = Outputs::prepare(&options.out)?;
+    let path = models::resolve(&options.model, &global.model_dir)?;
+    let checkpoint = Checkpoint::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+    let traces = prepared(options, &checkpoint)?;
+    let file = if options.only_hits {
+        let results = hits::replay_all(&traces, &design, options.slots)?;
+        write(&outputs.hits, &serde_json::to_string_pretty(&results)?)?;
+        line(hits::report(&results));
+        &outputs.hits
+    } else {
+        let run = info(options, &checkpoint, &design.candidates);
+        let mut results = held(&outputs.json, options.restart, run, &traces)?;
+        let mut engine = engine(options, &checkpoint)?;
+        let ended = replays(&mut engine, &traces, &design, (&mut results, &outputs.json));
+        // What was measured before a failure is kept.
+        write(&outputs.json, &results.to_json()?)?;
+        ended?;
+        let summary = report::summarise(&results);
+        let text = report::markdown(&summary);
+        write(&outputs.markdown, &text)?;
+        write(&outputs.svg, &report::svg(&summary))?;
+        line(text);
+        &outputs.json
+    };
+    let (sessions, took) = (counted(traces.len() as u64, "session"), time(clock.now().since(began)));
+    error(format!("{sessions} in {took}; {}", file.display()));
+    Ok(())
+}
+
+/// What is compared.
+fn design(options: &Options) -> anyhow::Result<Design> {
     let candidates =
         options.policies.iter().map(|text| Candidate::parse(text)).collect::<Result<Vec<_>, _>>()?;
     let names: BTreeSet<&str> = candidates.iter().map(|candidate| candidate.name.as_str()).collect();
@@ -150,42 +187,35 @@ pub fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
         ModeOption::Closed => Mode::ClosedLoop,
         ModeOption::Open => Mode::OpenLoop,
     });
-    let design = Design { candidates, budgets: options.budgets.clone(), modes: modes.collect() };
-    let outputs = Outputs::prepare(&options.out)?;
-    let path = models::resolve(&options.model, &global.model_dir)?;
-    let checkpoint = Checkpoint::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
-    let traces = prepared(options, &checkpoint)?;
-    let run = info(options, &checkpoint, &design.candidates);
-    let mut results = held(&outputs.json, options.restart, run, &traces)?;
-    let mut engine = engine(options, &checkpoint)?;
+    Ok(Design { candidates, budgets: options.budgets.clone(), modes: modes.collect() })
+}
+
+/// Replays what is not there yet, and saves as it goes.
+fn replays(
+    engine: &mut Engine,
+    traces: &[Prepared],
+    design: &Design,
+    (results, file): (&mut RunResult, &Path),
+) -> anyhow::Result<()> {
+    let clock = Clock::system();
     let total = traces.len() * design.candidates.len() * design.budgets.len() * design.modes.len();
     let bar = progress(total as u64);
-    let began = clock.now();
-    let mut saved = began;
-    for trace in &traces {
+    let mut saved = clock.now();
+    for trace in traces {
         bar.set_message(trace.id.clone());
         let done = Done::new(&results.sessions);
         let mut keep = |new: Option<SessionResult>| -> anyhow::Result<()> {
             bar.inc(1);
             results.sessions.extend(new);
             if clock.now().since(saved) >= SAVE_PERIOD {
-                write(&outputs.json, &results.to_json()?)?;
+                write(file, &results.to_json()?)?;
                 saved = clock.now();
             }
             Ok(())
         };
-        evaluate(&mut engine, trace, &design, &done, &mut keep)
-            .with_context(|| format!("session {}", trace.id))?;
+        evaluate(engine, trace, design, &done, &mut keep).with_context(|| format!("session {}", trace.id))?;
     }
-    write(&outputs.json, &results.to_json()?)?;
     bar.finish_and_clear();
-    let summary = report::summarise(&results);
-    let text = report::markdown(&summary);
-    write(&outputs.markdown, &text)?;
-    write(&outputs.svg, &report::svg(&summary))?;
-    line(text);
-    let (sessions, took) = (counted(traces.len() as u64, "session"), time(clock.now().since(began)));
-    error(format!("{sessions} in {took}; {}", outputs.json.display()));
     Ok(())
 }
 
