@@ -7,7 +7,7 @@ use std::time::Duration;
 use hawser_client::Client;
 use hawser_tests::demo_model;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdout, Command};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 /// Long enough for a cold start on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -35,6 +35,53 @@ pub(crate) async fn run(arguments: &[&str], input: &str) -> Output {
     stdin.write_all(input.as_bytes()).await.unwrap();
     drop(stdin);
     tokio::time::timeout(LIMIT, child.wait_with_output()).await.expect("the command ends").unwrap()
+}
+
+/// A command that people type into, line by line.
+pub(crate) struct Typed {
+    child: Child,
+    stdin: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Typed {
+    pub(crate) fn start(arguments: &[&str]) -> Self {
+        let mut child = command(arguments).stdin(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let stdin = child.stdin.take().unwrap();
+        Self { child, stdin, lines }
+    }
+
+    /// Types a line and gives everything that is printed up to a line that holds `mark`, it included.
+    pub(crate) async fn type_until(&mut self, line: &str, mark: &str) -> String {
+        self.stdin.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+        let mut seen = String::new();
+        let search = async {
+            while let Some(line) = self.lines.next_line().await.unwrap() {
+                seen.push_str(&line);
+                seen.push('\n');
+                if line.contains(mark) {
+                    return;
+                }
+            }
+            panic!("the command ended without saying {mark:?}");
+        };
+        tokio::time::timeout(LIMIT, search).await.expect("the command answers");
+        seen
+    }
+
+    /// The end of its input, and the rest of its output once it has ended well.
+    pub(crate) async fn finish(mut self) -> String {
+        drop(self.stdin);
+        let mut rest = String::new();
+        let end = async {
+            self.lines.into_inner().read_to_string(&mut rest).await.unwrap();
+            self.child.wait().await.unwrap()
+        };
+        let status = tokio::time::timeout(LIMIT, end).await.expect("the command ends");
+        assert!(status.success(), "{status}: {rest}");
+        rest
+    }
 }
 
 /// A server that runs until it is stopped or dropped.

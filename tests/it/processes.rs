@@ -8,7 +8,7 @@ use hawser_common::{Coded, ErrorCode};
 use hawser_tests::demo_model;
 
 use crate::cluster::{token_request, words};
-use crate::process::{Server, connect, run};
+use crate::process::{Server, Typed, connect, run};
 
 /// Short leases, so that a killed group is gone soon.
 const SHORT_LEASE: [&str; 2] = ["--set", "worker.lease_ttl_ms=3000"];
@@ -31,6 +31,37 @@ async fn up_serves_chat_and_status_and_ends_well_on_sigterm() {
     let generated = run(&["generate", "--server", &uri, "--max-tokens", "5", "Hello"], "").await;
     assert!(generated.status.success() && !generated.stdout.is_empty());
     up.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_chats_in_one_session_add_to_its_conversation() {
+    let (router, uri) = Server::router(&[]).await;
+    let worker = Server::worker(&uri, "a", &[]).await;
+    let client = connect(&uri).await;
+    let chat = ["chat", "--server", &uri, "--session", "shared", "--max-tokens", "4", "--temperature", "0"];
+    // Both are opened before the session has a turn.
+    let (mut first, mut second) = (Typed::start(&chat), Typed::start(&chat));
+    let help = "resumed";
+    first.type_until("/help", help).await;
+    second.type_until("/help", help).await;
+    let summary = "[a · prompt";
+    let said = first.type_until("Name a colour.", summary).await;
+    assert!(!said.contains("from elsewhere"), "{said}");
+    let said = second.type_until("Name an animal.", summary).await;
+    assert!(said.contains("shared has 1 turn, 1 of them from elsewhere"), "{said}");
+    let said = first.type_until("Name a river.", summary).await;
+    assert!(said.contains("shared has 2 turns, 1 of them from elsewhere"), "{said}");
+    let said = first.type_until("Name a town.", summary).await;
+    assert!(!said.contains("from elsewhere"), "its own turn is no news: {said}");
+    assert_eq!(client.describe_session("shared").await.unwrap().turns, 4);
+    first.finish().await;
+    second.finish().await;
+    let late = run(&chat, "").await;
+    let said = String::from_utf8(late.stdout).unwrap();
+    assert!(said.contains("resuming shared on a: 4 turns, "), "{said}");
+    drop(client);
+    worker.stop().await;
+    router.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -101,6 +132,12 @@ async fn what_cannot_start_says_why_and_what_to_do() {
         (vec!["status", "--server", &nobody], "hawser up"),
         (vec!["up", "--model", model, "--listen", address, "--set", "worker.step_tokens=0"], "step_tokens"),
         (vec!["up", "--model", model, "--set", "worker.stepp=1"], "stepp"),
+        (
+            vec!["config", "--set", "worker.retention.pool_positions=4"],
+            "worker.retention.pool_positions is 4",
+        ),
+        (vec!["config", "--set", "worker.thread=2"], "did you mean worker.threads?"),
+        (vec!["config", "--set", "worker.threads=x"], "worker.threads is \"x\" (on the command line)"),
     ] {
         let output = run(&arguments, "").await;
         let error = String::from_utf8(output.stderr).unwrap();

@@ -5,13 +5,15 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use hawser_common::config;
+use hawser_common::{Coded, ErrorCode};
 use hawser_router::RouterOptions;
 use hawser_worker::WorkerOptions;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use thiserror::Error;
 
 use crate::args::Global;
-use crate::console;
+use crate::{console, models};
 
 /// Most groups of `hawser up`.
 const MAX_GROUPS: usize = 64;
@@ -30,6 +32,23 @@ pub struct Config {
     pub grace_s: u64,
     pub router: RouterOptions,
     pub worker: WorkerOptions,
+}
+
+/// A key out of its bounds.
+#[derive(Debug, Error)]
+pub enum InvalidConfig {
+    #[error("wrong configuration: groups is {found}; allowed is 1 to {MAX_GROUPS}")]
+    Groups { found: usize },
+    #[error("wrong configuration: worker.{0}")]
+    Worker(#[from] hawser_worker::InvalidOptions),
+    #[error("wrong configuration: router.{0}")]
+    Router(#[from] hawser_router::InvalidOptions),
+}
+
+impl Coded for InvalidConfig {
+    fn code(&self) -> ErrorCode {
+        ErrorCode::Invalid
+    }
 }
 
 impl Default for Config {
@@ -90,11 +109,23 @@ impl Config {
         for text in set {
             flags.assign(text)?;
         }
-        let loaded: Self = config::load(&Self::default(), file, &flags.0).context("wrong configuration")?;
-        if !(1..=MAX_GROUPS).contains(&loaded.groups) {
-            bail!("wrong configuration: groups is {}; allowed is 1 to {MAX_GROUPS}", loaded.groups);
+        config::load(&Self::default(), file, &flags.0).context("wrong configuration")
+    }
+
+    /// Whether everything that serves would start with it. A model that is not named is the demo model.
+    ///
+    /// # Errors
+    /// [`InvalidConfig`] names the first key out of its bounds.
+    pub fn validate(&self) -> Result<(), InvalidConfig> {
+        if !(1..=MAX_GROUPS).contains(&self.groups) {
+            return Err(InvalidConfig::Groups { found: self.groups });
         }
-        Ok(loaded)
+        let mut worker = self.worker.clone();
+        if worker.model.as_os_str().is_empty() {
+            worker.model = models::DEMO_NAME.into();
+        }
+        worker.validate()?;
+        Ok(self.router.validate()?)
     }
 
     /// Prints what differs from the defaults.
@@ -169,12 +200,24 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_named() {
-        for (set, name) in
-            [("worker.thread=2", "thread"), ("groups=0", "groups"), ("worker.threads=x", "threads")]
-        {
+        for (set, name) in [
+            ("worker.thread=2", "did you mean worker.threads?"),
+            ("worker.threads=x", "worker.threads is \"x\""),
+        ] {
             let error = format!("{:#}", load(&[set], Overrides::default()).unwrap_err());
             assert!(error.contains(name), "{set}: {error}");
         }
+        for (set, name) in [
+            ("groups=0", "groups is 0"),
+            ("worker.group='a b'", "worker.group: "),
+            ("worker.step_tokens=0", "worker.step_tokens is 0"),
+            ("worker.retention.pool_positions=4", "worker.retention.pool_positions is 4"),
+            ("router.max_in_flight=0", "router.max_in_flight is 0"),
+        ] {
+            let error = load(&[set], Overrides::default()).unwrap().validate().unwrap_err().to_string();
+            assert!(error.starts_with("wrong configuration: ") && error.contains(name), "{set}: {error}");
+        }
+        Config::default().validate().unwrap();
         assert!(load(&["worker"], Overrides::default()).is_err());
     }
 

@@ -6,6 +6,8 @@ use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
+pub use hawser_common::numbers::{count, counted};
+
 /// One line on standard output.
 pub fn line(text: impl Display) {
     // A closed pipe means that nobody reads on; there is nobody to tell.
@@ -43,19 +45,6 @@ fn styled(code: &str, text: impl Display) -> String {
     if interactive() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
 }
 
-/// `12345` as `12,345`.
-pub fn count(number: u64) -> String {
-    let digits = number.to_string();
-    let mut grouped = String::with_capacity(digits.len() + digits.len() / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            grouped.push(',');
-        }
-        grouped.push(digit);
-    }
-    grouped
-}
-
 /// Bytes in decimal units, as disks are sold.
 #[allow(clippy::cast_precision_loss, reason = "three digits are shown")]
 pub fn bytes(number: u64) -> String {
@@ -88,10 +77,6 @@ mod tests {
 
     #[test]
     fn numbers_are_easy_to_read() {
-        assert_eq!(
-            [count(0), count(999), count(1_000), count(1_234_567)],
-            ["0", "999", "1,000", "1,234,567"]
-        );
         assert_eq!([bytes(12), bytes(98_362_432), bytes(2_500_000_000)], ["12 B", "98.4 MB", "2.50 GB"]);
         let shown = [(7, "7 µs"), (250_000, "250 ms"), (1_500_000, "1.50 s"), (125_000_000, "125 s")];
         for (micros, text) in shown {

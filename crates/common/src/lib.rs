@@ -8,6 +8,7 @@ pub mod config;
 pub mod error;
 pub mod group;
 pub mod ids;
+pub mod numbers;
 pub mod request;
 pub mod retention;
 pub mod sampling;

@@ -9,6 +9,7 @@ pub mod prepare;
 pub mod quality;
 pub mod replay;
 pub mod report;
+pub mod resume;
 pub mod run;
 pub mod session;
 pub mod stats;

@@ -10,6 +10,7 @@ use crate::prepare::Prepared;
 use crate::quality::Quality;
 use crate::replay::{Reference, RequestOutcome, closed_loop, open_loop, reference};
 use crate::report::{BudgetLabel, Mode, PrefixHit, Scores, SessionResult, TurnResult};
+use crate::resume::content_digest;
 use crate::session::{Engine, SessionError};
 
 /// Options that a replay sets itself, or has no use for.
@@ -107,74 +108,67 @@ pub fn budget_tokens(label: &BudgetLabel, trace: &Prepared) -> u32 {
     }
 }
 
-/// Names of replays that need not be repeated.
+/// Replays that need not be repeated, by what was replayed: see [`content_digest`].
 #[derive(Debug, Default)]
-pub struct Done(HashSet<(String, String, String, Mode)>);
+pub struct Done(HashSet<(String, String, BudgetLabel, Mode)>);
 
 impl Done {
     #[must_use]
     pub fn new(results: &[SessionResult]) -> Self {
-        let key = |r: &SessionResult| (r.trace.clone(), r.policy.clone(), r.budget.to_string(), r.mode);
+        let key = |r: &SessionResult| (r.content.clone(), r.policy.clone(), r.budget, r.mode);
         Self(results.iter().map(key).collect())
     }
 
-    fn contains(&self, trace: &str, policy: &str, budget: &BudgetLabel, mode: Mode) -> bool {
-        self.0.contains(&(trace.to_owned(), policy.to_owned(), budget.to_string(), mode))
+    fn contains(&self, content: &str, policy: &str, budget: BudgetLabel, mode: Mode) -> bool {
+        self.0.contains(&(content.to_owned(), policy.to_owned(), budget, mode))
     }
 }
 
-/// Replays one trajectory under all candidates and budgets that are not done; `step` is called after each replay.
+/// Replays one trajectory under all candidates and budgets that are not done. `each` gets the result of each replay
+/// as it ends, so that nothing later can lose it, and `None` for each that was done before.
 ///
 /// # Errors
-/// [`SessionError`] where the pool is too small or a step fails.
-pub fn evaluate(
+/// [`SessionError`] where the pool is too small or a step fails, and the first error of `each`.
+pub fn evaluate<E: From<SessionError>>(
     engine: &mut Engine,
     trace: &Prepared,
     design: &Design,
     done: &Done,
-    step: &mut dyn FnMut(),
-) -> Result<Vec<SessionResult>, SessionError> {
-    let mut results = Vec::new();
+    each: &mut dyn FnMut(Option<SessionResult>) -> Result<(), E>,
+) -> Result<(), E> {
+    let content = content_digest(trace);
     let mut expected: Option<Reference> = None;
     for mode in &design.modes {
         for budget in &design.budgets {
             for candidate in &design.candidates {
-                if !done.contains(&trace.id, &candidate.name, budget, *mode) {
-                    let expected = match &expected {
-                        Some(expected) => expected,
-                        None => expected.insert(reference(engine, trace)?),
-                    };
-                    let budget_tokens = budget_tokens(budget, trace);
-                    let retention = Retention { budget_tokens, ..candidate.retention.clone() };
-                    let outcomes = match mode {
-                        Mode::ClosedLoop => closed_loop(engine, trace, &retention, expected)?,
-                        Mode::OpenLoop => open_loop(engine, trace, &retention, expected)?,
-                    };
-                    results.push(result(trace, candidate, budget, *mode, &outcomes));
+                if done.contains(&content, &candidate.name, *budget, *mode) {
+                    each(None)?;
+                    continue;
                 }
-                step();
+                let expected = match &expected {
+                    Some(expected) => expected,
+                    None => expected.insert(reference(engine, trace)?),
+                };
+                let budget_tokens = budget_tokens(budget, trace);
+                let retention = Retention { budget_tokens, ..candidate.retention.clone() };
+                let outcomes = match mode {
+                    Mode::ClosedLoop => closed_loop(engine, trace, &retention, expected)?,
+                    Mode::OpenLoop => open_loop(engine, trace, &retention, expected)?,
+                };
+                each(Some(SessionResult {
+                    trace: trace.id.clone(),
+                    content: content.clone(),
+                    split: trace.split.clone(),
+                    policy: candidate.name.clone(),
+                    budget: *budget,
+                    mode: *mode,
+                    tokens: trace.tokens.len(),
+                    turns: outcomes.iter().map(turn).collect(),
+                }))?;
             }
         }
     }
-    Ok(results)
-}
-
-fn result(
-    trace: &Prepared,
-    candidate: &Candidate,
-    budget: &BudgetLabel,
-    mode: Mode,
-    outcomes: &[RequestOutcome],
-) -> SessionResult {
-    SessionResult {
-        trace: trace.id.clone(),
-        split: trace.split.clone(),
-        policy: candidate.name.clone(),
-        budget: *budget,
-        mode,
-        tokens: trace.tokens.len(),
-        turns: outcomes.iter().map(turn).collect(),
-    }
+    Ok(())
 }
 
 fn scores(quality: &Quality) -> Scores {

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::bench_retention;
 use crate::args::Global;
-use crate::console::{bold, bytes, count, error, line, time};
+use crate::console::{bold, bytes, count, counted, error, line, time};
 use crate::models;
 use crate::table::{Align, Table};
 
@@ -122,9 +122,9 @@ pub fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
         line(serde_json::to_string_pretty(&document)?);
     } else {
         line(format!(
-            "\n{} on {} cores ({}), KV rows {}, {} of weights per token",
+            "\n{} on {} ({}), KV rows {}, {} of weights per token",
             document.model,
-            document.cores,
+            counted(document.cores as u64, "core"),
             document.instructions,
             report.row_type,
             bytes(report.weight_bytes as u64)
@@ -184,8 +184,8 @@ fn text(run: &Run) -> String {
     ];
     if let Some(warm) = &run.warm_turn {
         parts.push(format!(
-            "a turn of {} tokens in a session of {}: first token after {:.0} ms; without its KV rows {:.0} ms",
-            count(warm.added_tokens as u64),
+            "a turn of {} in a session of {}: first token after {:.0} ms; without its KV rows {:.0} ms",
+            counted(warm.added_tokens as u64, "token"),
             count(warm.session_tokens as u64),
             warm.warm_seconds * 1e3,
             warm.cold_seconds * 1e3

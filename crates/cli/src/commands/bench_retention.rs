@@ -1,9 +1,11 @@
 //! `hawser bench retention`: what retention costs and saves in time, on one long session.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::Context;
+use hawser_common::retention::Retention;
 use hawser_device::kv::RowType;
 use hawser_eval::bench::{Course, Timed, run as run_course};
 use hawser_eval::run::Candidate;
@@ -13,7 +15,7 @@ use hawser_model::executor::{Executor, ExecutorOptions};
 use hawser_model::layers::Model;
 
 use crate::args::Global;
-use crate::console::{count, error, line};
+use crate::console::{count, counted, error, line};
 use crate::models;
 use crate::table::{Align, Table};
 
@@ -80,6 +82,7 @@ pub fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
         Course { tokens: options.tokens, turn: usize::from(options.turn), decoded: options.decoded, seed: 1 };
     let candidates =
         options.policies.iter().map(|text| Candidate::parse(text)).collect::<Result<Vec<_>, _>>()?;
+    never_pruned(&candidates, options).into_iter().for_each(error);
     let mut timed: Vec<Vec<Timed>> = vec![Vec::new(); candidates.len()];
     for round in 0..options.runs {
         for (candidate, timed) in candidates.iter().zip(&mut timed) {
@@ -96,17 +99,43 @@ pub fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
         line(serde_json::to_string_pretty(&medians)?);
     } else {
         line(format!(
-            "{}: {} tokens in turns of {} ({} decoded), budget {}, {} threads",
+            "{}: {} in turns of {} ({} decoded), budget {}, {}",
             checkpoint.name(),
-            count(options.tokens as u64),
+            counted(options.tokens as u64, "token"),
             options.turn,
             options.decoded,
             count(u64::from(options.budget)),
-            threads
+            counted(threads.get() as u64, "thread")
         ));
         line(table(&medians).to_string());
     }
     Ok(())
+}
+
+/// Says of which policies this course shows nothing, and why.
+fn never_pruned(candidates: &[Candidate], options: &Options) -> Vec<String> {
+    let turn = usize::from(options.turn);
+    let last_turn = if options.tokens.is_multiple_of(turn) { turn } else { options.tokens % turn };
+    // The last prune may come before the last turn's answer.
+    let longest = options.tokens.saturating_sub(options.decoded.min(last_turn)) as u64;
+    let mut names: BTreeMap<u64, Vec<&str>> = BTreeMap::new();
+    for candidate in candidates {
+        let retention = Retention { budget_tokens: options.budget, ..candidate.retention.clone() };
+        let limit = u64::from(options.budget) + u64::from(retention.trigger_tokens);
+        if retention.prunes() && longest <= limit {
+            names.entry(limit).or_default().push(&candidate.name);
+        }
+    }
+    let hint = |(limit, names): (u64, Vec<&str>)| {
+        format!(
+            "{}: nothing will be pruned: the last turn begins its answer at token {}, and a prune needs more than {} \
+             (--budget and the trigger); give more --tokens or a smaller --budget",
+            names.join(", "),
+            count(longest),
+            count(limit)
+        )
+    };
+    names.into_iter().map(hint).collect()
 }
 
 fn total(timed: &Timed) -> f64 {
@@ -145,4 +174,38 @@ fn table(runs: &[Timed]) -> Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn hints(tokens: &str, budget: &str, policies: &str) -> Vec<String> {
+        let line = ["bench", "--tokens", tokens, "--budget", budget, "--policies", policies];
+        let options = Line::parse_from(line).options;
+        let candidates: Vec<Candidate> =
+            options.policies.iter().map(|text| Candidate::parse(text).unwrap()).collect();
+        never_pruned(&candidates, &options)
+    }
+
+    #[test]
+    fn policies_that_will_not_prune_are_named_before_they_run() {
+        // 32 tokens of the last turn are its answer.
+        assert_eq!(hints("1057", "1024", "full,h2o,snapkv"), [""; 0]);
+        let found = hints("1056", "1024", "full,h2o,snapkv");
+        assert_eq!(found.len(), 1);
+        let start =
+            "h2o, snapkv: nothing will be pruned: the last turn begins its answer at token 1,024, and";
+        assert!(found[0].starts_with(start), "{found:?}");
+        assert_eq!(hints("1200", "1024", "late@h2o:trigger_tokens=256,h2o").len(), 1);
+        assert_eq!(hints("100", "0", "h2o").len(), 0, "without a budget nothing is expected");
+    }
 }

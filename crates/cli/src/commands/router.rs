@@ -34,6 +34,7 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     let mut flags = Overrides::default();
     flags.set("router.listen", options.listen.map(|address| address.to_string()));
     let config = Config::load(global, flags)?;
+    config.validate()?;
     config.print();
     let clock = Clock::system();
     let tasks = Tasks::new();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::console::{bytes, line};
+use crate::console::{bytes, counted, line};
 use crate::models;
 
 /// Waits for Ctrl-C or SIGTERM.
@@ -31,7 +31,7 @@ pub async fn unless_stopped<T>(start: impl Future<Output = anyhow::Result<T>>) -
 }
 
 pub fn announce_loading(model: &Path, groups: usize) {
-    let into = if groups == 1 { String::new() } else { format!(" into {groups} groups") };
+    let into = if groups == 1 { String::new() } else { format!(" into {}", counted(groups as u64, "group")) };
     line(format!("loading {} ({}){into} …", model.display(), bytes(models::size(model))));
 }
 

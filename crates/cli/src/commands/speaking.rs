@@ -5,7 +5,7 @@ use std::time::Duration;
 use hawser_client::{ClientError, Outcome, Sampling, Turn, TurnEvent, TurnReport, wire};
 use hawser_common::clock::{Clock, Tick};
 
-use crate::console::{count, time};
+use crate::console::{count, counted, time};
 
 /// How tokens are chosen, on the command line.
 #[derive(Clone, Debug, clap::Args)]
@@ -88,16 +88,23 @@ impl Spoken {
             wire::FinishReason::Stop | wire::FinishReason::Unspecified => "",
         };
         format!(
-            "{} · prompt {} = {} reused + {} prefilled · {} generated · first token {} · {:.0} tok/s{ended}",
+            "{} · prompt {} = {} reused{} + {} prefilled{} · {} generated · first token {} · {:.0} tok/s{ended}",
             self.outcome.placed.group,
             count(usage.prompt_tokens.into()),
             count(usage.reused_tokens.into()),
+            some(" (", usage.dead_tokens, " dead)"),
             count(usage.prefilled_tokens.into()),
+            some(" · ", usage.evicted_tokens, " evicted"),
             count(usage.generated_tokens.into()),
             time(self.first_token),
             self.outcome.report.decode_rate(),
         )
     }
+}
+
+/// A count between two texts; nothing where it is 0.
+fn some(before: &str, number: u32, after: &str) -> String {
+    if number == 0 { String::new() } else { format!("{before}{}{after}", count(number.into())) }
 }
 
 /// Sums over the turns of a session.
@@ -121,10 +128,51 @@ impl Totals {
     pub fn summary(&self) -> String {
         let share = (self.reused * 100).checked_div(self.prompt).unwrap_or(0);
         format!(
-            "{} turns · {} prompt tokens, {share} % of them reused · {} generated",
-            self.turns,
-            count(self.prompt),
+            "{} · {}, {share} % reused · {} generated",
+            counted(self.turns, "turn"),
+            counted(self.prompt, "prompt token"),
             count(self.generated)
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hawser_client::Placed;
+
+    use super::*;
+
+    fn spoken(usage: wire::Usage) -> Spoken {
+        let placed = Placed { group: "a".into(), epoch: 1, model: "tiny".into(), resent: false };
+        let reason = wire::FinishReason::Stop;
+        let timings = wire::Timings::default();
+        let report = TurnReport { reason, stop: None, usage, timings, seed: 1, turn: 2 };
+        let first_token = Duration::from_millis(5);
+        Spoken { outcome: Outcome { placed, text: String::new(), report }, first_token }
+    }
+
+    #[test]
+    fn what_a_prune_did_is_shown_where_there_was_one() {
+        let plain = wire::Usage {
+            prompt_tokens: 2_100,
+            reused_tokens: 2_000,
+            prefilled_tokens: 100,
+            generated_tokens: 8,
+            ..Default::default()
+        };
+        let shown = spoken(plain).summary();
+        let start = "a · prompt 2,100 = 2,000 reused + 100 prefilled · 8 generated · first token 5 ms";
+        assert!(shown.starts_with(start), "{shown}");
+        let pruned = wire::Usage { dead_tokens: 1_500, evicted_tokens: 60, ..plain };
+        let shown = spoken(pruned).summary();
+        let start = "a · prompt 2,100 = 2,000 reused (1,500 dead) + 100 prefilled · 60 evicted · 8 generated";
+        assert!(shown.starts_with(start), "{shown}");
+    }
+
+    #[test]
+    fn totals_agree_with_their_nouns() {
+        let mut totals = Totals::default();
+        totals.add(&spoken(wire::Usage { prompt_tokens: 1, generated_tokens: 3, ..Default::default() }));
+        assert_eq!(totals.summary(), "1 turn · 1 prompt token, 0 % reused · 3 generated");
     }
 }

@@ -17,7 +17,7 @@ use super::serving::{announce_loading, announce_stop, stop_signal, threads_each,
 use super::worker::announce_ready;
 use crate::args::Global;
 use crate::config::{Config, Overrides};
-use crate::console::{bold, dim, line, time};
+use crate::console::{bold, counted, dim, line, time};
 use crate::models;
 
 const EXAMPLES: &str = "\
@@ -63,14 +63,17 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     flags.set("worker.kv_memory_mib", options.kv_memory_mib);
     flags.set("worker.tp", options.tp);
     let mut config = Config::load(global, flags)?;
+    config.validate()?;
     config.worker.model = models::resolve(&config.worker.model, &global.model_dir)?;
     if config.worker.threads == 0 {
         config.worker.threads = threads_each(config.groups);
     }
-    config.worker.validate()?;
     config.print();
     if config.groups > 1 && config.worker.listen.port() != 0 {
-        bail!("worker.listen names one port for {} groups; set its port to 0", config.groups);
+        bail!(
+            "worker.listen names one port for {}; set its port to 0",
+            counted(config.groups as u64, "group")
+        );
     }
     let clock = Clock::system();
     let began = clock.now();

@@ -14,7 +14,7 @@ use hawser_worker::{RemoteStore, Worker, WorkerHandle, WorkerOptions, follow_lea
 use super::serving::{announce_loading, announce_stop, stop_signal, unless_stopped};
 use crate::args::Global;
 use crate::config::{Config, Overrides};
-use crate::console::{bytes, count, line, time};
+use crate::console::{bytes, count, counted, line, time};
 use crate::models;
 
 const EXAMPLES: &str = "\
@@ -80,8 +80,8 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     flags.set("worker.world", options.world);
     flags.set("worker.rendezvous", options.rendezvous.clone());
     let mut config = Config::load(global, flags)?;
+    config.validate()?;
     config.worker.model = models::resolve(&config.worker.model, &global.model_dir)?;
-    config.worker.validate()?;
     config.print();
     if config.worker.rank > 0 {
         return follow(config.worker).await;
@@ -145,15 +145,14 @@ async fn start(config: &Config) -> anyhow::Result<(WorkerHandle, Client)> {
 /// What was loaded and what the group has.
 pub fn announce_ready(group: &WorkerHandle) {
     let report = group.report();
-    let threads =
-        if report.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", report.threads) };
     line(format!(
-        "  {}: {} ({}) loaded in {}; {threads}; KV pool of {} tokens ({}); context {}",
+        "  {}: {} ({}) loaded in {}; {}; KV pool of {} ({}); context {}",
         group.group(),
         report.model,
         report.architecture,
         time(report.elapsed),
-        count(report.slots as u64),
+        counted(report.threads as u64, "thread"),
+        counted(report.slots as u64, "token"),
         bytes(report.kv_bytes),
         count(report.context as u64),
     ));

@@ -2,6 +2,8 @@
 //!
 //! Shows what the summary holds and computes nothing but order and rounding.
 
+use hawser_common::numbers::counted;
+
 use super::budget::BudgetLabel;
 use super::equal::{Comparison, Gain};
 use super::form::{NONE, interval, markdown_text, nats, or_none, percent, signed_nats, utc_day};
@@ -34,7 +36,7 @@ fn head(summary: &Summary) -> String {
     let facts = [
         ("Model", format!("{}, SHA-256 {}", markdown_text(&run.model), markdown_text(&run.model_digest))),
         ("Tokenizer", markdown_text(&run.tokenizer)),
-        ("Machine", format!("{}, {} threads", markdown_text(&run.machine), run.threads)),
+        ("Machine", format!("{}, {}", markdown_text(&run.machine), counted(run.threads as u64, "thread"))),
         ("Begun", utc_day(run.started_unix_s)),
         ("Seed", run.seed.to_string()),
         ("Command", markdown_text(&run.command)),
@@ -47,7 +49,7 @@ fn head(summary: &Summary) -> String {
 
 fn budget(budget: BudgetLabel) -> String {
     match budget {
-        BudgetLabel::Tokens(tokens) => format!("{tokens} tokens"),
+        BudgetLabel::Tokens(tokens) => counted(tokens.into(), "token"),
         BudgetLabel::Share { .. } => format!("{} of the session", budget.to_string().replace('%', " %")),
     }
 }

@@ -160,6 +160,7 @@ mod tests {
     fn measures_without_a_whole_have_no_value() {
         let empty = SessionResult {
             trace: "t".into(),
+            content: String::new(),
             split: "test".into(),
             policy: "random".into(),
             budget: BudgetLabel::Tokens(1),

@@ -3,14 +3,16 @@
 //! Owns the names and units of the file and its version. A file that parses is sound: its format is known, its numbers
 //! are finite, and no count exceeds what it is counted out of. Never summarises.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
+use hawser_common::retention::Retention;
 use serde::{Deserialize, Serialize};
 
 use super::budget::BudgetLabel;
 
 /// Version of the file; a change that older readers would misread raises it.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// Why text is not a file of results, or results do not make one.
 #[derive(Debug, thiserror::Error)]
@@ -33,13 +35,17 @@ pub struct RunResult {
 }
 
 /// What a run needs to be told apart from others, and repeated.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunInfo {
     pub model: String,
     /// SHA-256 of the weights, in hexadecimal.
     pub model_digest: String,
     pub tokenizer: String,
-    /// Seed of the policies that draw, and of the bootstrap.
+    /// How KV rows were stored.
+    pub kv_type: String,
+    /// Each policy that was replayed with its options; the budget in them stands for none, results name theirs.
+    pub policies: BTreeMap<String, Retention>,
+    /// Seed of the bootstrap.
     pub seed: u64,
     /// The command line, to repeat the run.
     pub command: String,
@@ -55,6 +61,8 @@ pub struct RunInfo {
 pub struct SessionResult {
     /// Id of the trajectory, the same under every policy: sessions are paired by it.
     pub trace: String,
+    /// Digest of what was replayed: see [`crate::resume::content_digest`].
+    pub content: String,
     /// The part of the data that the trajectory belongs to, such as `dev` or `test`.
     pub split: String,
     /// Name of the policy. `random-1`, `random-2` and so on are seeds of `random`.
@@ -237,18 +245,18 @@ mod tests {
         let run = hand_made();
         let text = run.to_json().unwrap();
         assert_eq!(RunResult::parse(&text).unwrap(), run);
-        for key in ["\"budget\": \"25%\"", "\"mode\": \"closed_loop\"", "\"format\": 1", "\"kl_sum\""] {
+        for key in ["\"budget\": \"25%\"", "\"mode\": \"closed_loop\"", "\"format\": 2", "\"kl_sum\""] {
             assert!(text.contains(key), "{key} is not in\n{text}");
         }
     }
 
     #[test]
     fn an_unknown_format_is_refused_before_its_fields_are_read() {
-        let refused = RunResult::parse(r#"{"format": 2, "everything": "else"}"#).unwrap_err();
-        assert!(matches!(refused, ResultError::UnknownFormat { found: 2 }), "{refused}");
-        assert!(refused.to_string().contains("format 2"), "{refused}");
+        let refused = RunResult::parse(r#"{"format": 3, "everything": "else"}"#).unwrap_err();
+        assert!(matches!(refused, ResultError::UnknownFormat { found: 3 }), "{refused}");
+        assert!(refused.to_string().contains("format 3"), "{refused}");
         assert!(matches!(RunResult::parse("{}"), Err(ResultError::Malformed(_))));
-        assert!(matches!(RunResult::parse(r#"{"format": 1}"#), Err(ResultError::Malformed(_))));
+        assert!(matches!(RunResult::parse(r#"{"format": 2}"#), Err(ResultError::Malformed(_))));
     }
 
     #[test]

@@ -5,6 +5,8 @@
 
 use std::collections::BTreeSet;
 
+use hawser_common::numbers::counted;
+
 use super::budget::BudgetLabel;
 use super::form::{nats, percent, xml_text};
 use super::ink::{FAINT, GRID, INK, Style, Styles, mark, rule, text};
@@ -85,7 +87,7 @@ fn panel(rows: &[Row], styles: &Styles<'_>) -> String {
         log_y: Scale::new((y_span.0.log10(), y_span.1.log10()), (BOTTOM_PX, TOP_PX)),
     };
     let sessions = rows.iter().map(|row| row.sessions).max().unwrap_or(0);
-    let title = format!("{}, {}, {sessions} sessions", rows[0].split, rows[0].mode);
+    let title = format!("{}, {}, {}", rows[0].split, rows[0].mode, counted(sessions as u64, "session"));
     let mut picture = text(LEFT_PX, 22.0, &format!("fill=\"{INK}\" font-weight=\"600\""), &title);
     picture.push_str(&axes(&scales, &x_ticks, &y_ticks));
     lines.iter().for_each(|line| picture.push_str(&draw_line(line, &scales, &styles.of(line.policy))));

@@ -1,5 +1,7 @@
 //! Hand-made runs that the tests of this folder share, numbers worked out by hand, and a small check of XML.
 
+use std::collections::BTreeMap;
+
 use super::budget::BudgetLabel;
 use super::equal::{CompareError, equal_reads};
 use super::result::{Mode, PrefixHit, RunInfo, RunResult, Scores, SessionResult, TurnResult};
@@ -12,6 +14,8 @@ fn info() -> RunInfo {
         model: "tiny".into(),
         model_digest: "abc".into(),
         tokenizer: "bytes".into(),
+        kv_type: "f16".into(),
+        policies: BTreeMap::new(),
         seed: 7,
         command: "hawser eval retention --seed 7".into(),
         machine: "test".into(),
@@ -23,6 +27,7 @@ fn info() -> RunInfo {
 fn session(trace: &str, policy: &str, budget: BudgetLabel, turns: Vec<TurnResult>) -> SessionResult {
     let (trace, policy) = (trace.to_owned(), policy.to_owned());
     SessionResult {
+        content: format!("digest of {trace}"),
         trace,
         split: "test".into(),
         policy,

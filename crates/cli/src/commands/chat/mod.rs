@@ -1,16 +1,18 @@
 //! `hawser chat`: a session by hand.
 
 mod lines;
+mod standing;
 
 use anyhow::Context;
-use hawser_client::{Client, ErrorCode, Session, SessionId};
+use hawser_client::{Client, ClientError, ErrorCode, Session, SessionId};
 use hawser_common::Coded;
 use hawser_common::clock::Clock;
 
 use self::lines::{Line, Lines};
+use self::standing::{Standing, held};
 use super::speaking::{SamplingOptions, Spoken, Totals, speak};
 use crate::args::Global;
-use crate::console::{bold, dim, line, piece};
+use crate::console::{bold, counted, dim, line, piece};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -59,15 +61,19 @@ struct Chat<'a> {
     client: Client,
     options: &'a Options,
     session: Session,
+    /// Turns of the session that this chat knows of.
+    turns: u32,
+    /// Others can name the session too.
+    named: bool,
     totals: Totals,
     clock: Clock,
 }
 
 pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     let client = super::connect(global, options.server.as_deref()).await?;
-    let session = open(&client, options).await?;
-    let clock = Clock::system();
-    let mut chat = Chat { client, options, session, totals: Totals::default(), clock };
+    let (session, turns) = open(&client, options).await?;
+    let (clock, named) = (Clock::system(), options.session.is_some());
+    let mut chat = Chat { client, options, session, turns, named, totals: Totals::default(), clock };
     let mut lines = Lines::open().context("cannot read from the terminal")?;
     if lines.interactive() {
         line(dim(format!("session {} at {}; /help lists commands", chat.session.id(), chat.client.uri())));
@@ -91,36 +97,28 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
             break;
         }
     }
-    if options.session.is_none() {
+    if !chat.named {
         // Nobody can name this session again, so that nothing would be lost if closing failed.
         let _ = chat.session.close().await;
     }
     Ok(())
 }
 
-/// The named session where the cluster holds it, else a new one.
-async fn open(client: &Client, options: &Options) -> anyhow::Result<Session> {
+/// The named session where the cluster holds it, else a new one; and its turns.
+async fn open(client: &Client, options: &Options) -> anyhow::Result<(Session, u32)> {
     let mut builder = client.session().model(&options.model).sampling(options.sampling.sampling());
-    let mut held = false;
     if let Some(id) = &options.session {
-        match client.describe_session(id.as_str()).await {
-            Ok(info) if info.turns > 0 => {
-                line(dim(format!(
-                    "resuming {id} on {}: {} turns, {} tokens",
-                    info.group, info.turns, info.tokens
-                )));
-                held = true;
-            }
-            Ok(_) => {}
-            Err(error) if matches!(error.code(), ErrorCode::NotFound | ErrorCode::SessionLost) => {}
-            Err(error) => return Err(error.into()),
-        }
         builder = builder.id(id.clone());
+        if let Some(info) = held(client, id).await?.filter(|info| info.turns > 0) {
+            let (turns, tokens) = (counted(info.turns.into(), "turn"), counted(info.tokens, "token"));
+            line(dim(format!("resuming {id} on {}: {turns}, {tokens}", info.group)));
+            if options.system.is_some() {
+                line(dim("(--system is for new sessions and not used)"));
+            }
+            return Ok((builder.resume().start(), info.turns));
+        }
     }
-    if held {
-        return Ok(builder.resume().start());
-    }
-    Ok(options.system.iter().fold(builder, |builder, text| builder.system(text)).start())
+    Ok((options.system.iter().fold(builder, |builder, text| builder.system(text)).start(), 0))
 }
 
 impl Chat<'_> {
@@ -132,10 +130,12 @@ impl Chat<'_> {
             "/stats" => line(dim(self.totals.summary())),
             "/new" => {
                 let fresh = Options { session: None, ..self.options.clone() };
-                let old = std::mem::replace(&mut self.session, open(&self.client, &fresh).await?);
+                let (session, turns) = open(&self.client, &fresh).await?;
+                let old = std::mem::replace(&mut self.session, session);
                 // The old session ends by itself if this does not reach it.
                 let _ = old.close().await;
-                self.totals = Totals::default();
+                (self.turns, self.totals) = (turns, Totals::default());
+                self.named = false;
                 line(dim(format!("session {}", self.session.id())));
             }
             text if text.starts_with('/') => line(format!("{text} is no command; /help lists them")),
@@ -144,9 +144,31 @@ impl Chat<'_> {
         Ok(Next::Go)
     }
 
+    async fn say(&mut self, text: &str) -> Result<Spoken, ClientError> {
+        if self.named {
+            self.go_on().await?;
+        }
+        let began = self.clock.now();
+        let turn = self.session.say(text).await?;
+        speak(turn, &self.clock, began, |text| piece(text)).await
+    }
+
+    /// Looks whether others have talked in the session, and goes on after what they said.
+    async fn go_on(&mut self) -> Result<(), ClientError> {
+        let id = self.session.id().clone();
+        let turns = held(&self.client, &id).await?.map_or(0, |info| info.turns);
+        if let Some(notice) = Standing::new(self.turns, turns).notice(&id) {
+            line(dim(notice));
+            let builder = self.client.session().model(&self.options.model).id(id);
+            self.session = builder.sampling(self.options.sampling.sampling()).resume().start();
+            self.turns = turns;
+        }
+        Ok(())
+    }
+
     /// One turn. What goes wrong is shown, and the chat goes on.
     async fn turn(&mut self, text: &str) {
-        let work = say(&mut self.session, &self.clock, text);
+        let work = self.say(text);
         // Cancel-safe: dropping the turn cancels it here and at the server; the signal future only waits.
         let done = tokio::select! {
             done = work => done,
@@ -158,6 +180,7 @@ impl Chat<'_> {
         match done {
             Ok(spoken) => {
                 self.totals.add(&spoken);
+                self.turns = spoken.outcome.report.turn;
                 line(format!("\n{}", dim(format!("[{}]", spoken.summary()))));
             }
             Err(error) => {
@@ -170,10 +193,4 @@ impl Chat<'_> {
             }
         }
     }
-}
-
-async fn say(session: &mut Session, clock: &Clock, text: &str) -> Result<Spoken, hawser_client::ClientError> {
-    let began = clock.now();
-    let turn = session.say(text).await?;
-    speak(turn, clock, began, |text| piece(text)).await
 }

@@ -1,5 +1,7 @@
 //! `hawser eval`: what a retention policy costs and saves, on recorded trajectories.
 
+mod hits;
+mod outputs;
 mod retention;
 mod traces;
 

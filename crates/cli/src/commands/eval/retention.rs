@@ -3,12 +3,14 @@
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
 use hawser_common::clock::{Clock, unix_seconds};
 use hawser_device::kv::RowType;
 use hawser_eval::prepare::{Prepared, Schemas, prepare};
-use hawser_eval::report::{self, BudgetLabel, Mode, RunInfo, RunResult};
+use hawser_eval::report::{self, BudgetLabel, Mode, RunInfo, RunResult, SessionResult};
+use hawser_eval::resume::resume;
 use hawser_eval::run::{Candidate, Design, Done, evaluate};
 use hawser_eval::session::Engine;
 use hawser_eval::traces::read_traces;
@@ -18,9 +20,14 @@ use hawser_model::layers::Model;
 use hawser_model::text::ChatTemplate;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::hits;
+use super::outputs::{Outputs, write};
 use crate::args::Global;
-use crate::console::{error, line, time};
+use crate::console::{counted, error, line, time};
 use crate::models;
+
+/// Results are saved after each replay, but not more often: the file holds all of them.
+const SAVE_PERIOD: Duration = Duration::from_secs(5);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -28,12 +35,15 @@ Examples:
   hawser eval retention --traces traces/bfcl-base.jsonl --out results/bfcl
   hawser eval retention --traces mine.jsonl --policies full,random,role-prior,'mine@h2o:role_weight=8'
   hawser eval retention --traces mine.jsonl --budgets 512,1024 --mode open
+  hawser eval retention --traces mine.jsonl --only-hits       seconds: how much of the prompts is found again
 
 A policy is written name@policy:option=value:…; the options are those of worker.retention in docs/config.md, all at
 their defaults but the trigger and the weights of roles, which are 0; `default` is what is shipped. Budgets
 are tokens, or shares of what follows the system message, which is kept and comes on top. OUT.json holds every number,
-turn by turn, and is where a run that was stopped goes on (by names: give a policy with other options another name); OUT.md and OUT.svg say it in short. Replays are
-teacher-forced: nothing is sampled, and a low divergence is no claim about how well an agent does its task.";
+turn by turn, and is where a run that was stopped goes on: what is there already is not replayed again. Sessions,
+policies, budgets and modes may be added to it; results of another model, of sessions whose content changed or of a
+policy with other options are refused. OUT.md and OUT.svg say it in short. Replays are teacher-forced: nothing is
+sampled, and a low divergence is no claim about how well an agent does its task.";
 
 /// Options of the command.
 #[derive(Clone, Debug, clap::Args)]
@@ -45,6 +55,9 @@ pub struct Options {
     /// Results: OUT.json, OUT.md and OUT.svg
     #[arg(long, value_name = "OUT", default_value = "retention")]
     out: PathBuf,
+    /// Begin anew: what OUT.json holds is lost
+    #[arg(long)]
+    restart: bool,
     /// A .gguf file, a checkpoint directory, or a name in the folder of models
     #[arg(long, value_name = "MODEL", default_value = models::DEMO_NAME)]
     model: PathBuf,
@@ -81,6 +94,9 @@ pub struct Options {
     /// How KV rows are stored
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     kv_type: KvType,
+    /// Only count how much of each prompt is found again, with the scheduler that serves and without running the model
+    #[arg(long, conflicts_with_all = ["mode", "restart", "kv_type", "threads", "seed"])]
+    only_hits: bool,
     /// Seed of the intervals
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -128,7 +144,39 @@ fn default_policies() -> Vec<String> {
 }
 
 pub fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
-    let clock = Clock::system();
+    let (clock, design) = (Clock::system(), design(options)?);
+    let began = clock.now();
+    let outputs = Outputs::prepare(&options.out)?;
+    let path = models::resolve(&options.model, &global.model_dir)?;
+    let checkpoint = Checkpoint::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+    let traces = prepared(options, &checkpoint)?;
+    let file = if options.only_hits {
+        let results = hits::replay_all(&traces, &design, options.slots)?;
+        write(&outputs.hits, &serde_json::to_string_pretty(&results)?)?;
+        line(hits::report(&results));
+        &outputs.hits
+    } else {
+        let run = info(options, &checkpoint, &design.candidates);
+        let mut results = held(&outputs.json, options.restart, run, &traces)?;
+        let mut engine = engine(options, &checkpoint)?;
+        let ended = replays(&mut engine, &traces, &design, (&mut results, &outputs.json));
+        // What was measured before a failure is kept.
+        write(&outputs.json, &results.to_json()?)?;
+        ended?;
+        let summary = report::summarise(&results);
+        let text = report::markdown(&summary);
+        write(&outputs.markdown, &text)?;
+        write(&outputs.svg, &report::svg(&summary))?;
+        line(text);
+        &outputs.json
+    };
+    let (sessions, took) = (counted(traces.len() as u64, "session"), time(clock.now().since(began)));
+    error(format!("{sessions} in {took}; {}", file.display()));
+    Ok(())
+}
+
+/// What is compared.
+fn design(options: &Options) -> anyhow::Result<Design> {
     let candidates =
         options.policies.iter().map(|text| Candidate::parse(text)).collect::<Result<Vec<_>, _>>()?;
     let names: BTreeSet<&str> = candidates.iter().map(|candidate| candidate.name.as_str()).collect();
@@ -142,36 +190,35 @@ pub fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
         ModeOption::Closed => Mode::ClosedLoop,
         ModeOption::Open => Mode::OpenLoop,
     });
-    let design = Design { candidates, budgets: options.budgets.clone(), modes: modes.collect() };
-    let path = models::resolve(&options.model, &global.model_dir)?;
-    let checkpoint = Checkpoint::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
-    let traces = prepared(options, &checkpoint)?;
-    anyhow::ensure!(!traces.is_empty(), "no session is left to replay: see --split, --limit and --tokens");
-    let file = options.out.with_extension("json");
-    let mut results = resume(&file, info(options, &checkpoint))?;
-    // Sessions that were cut or rendered in another way are others.
-    results.sessions.retain(|done| {
-        traces.iter().all(|trace| trace.id != done.trace || trace.tokens.len() == done.tokens)
-    });
-    let mut engine = engine(options, &checkpoint)?;
+    Ok(Design { candidates, budgets: options.budgets.clone(), modes: modes.collect() })
+}
+
+/// Replays what is not there yet, and saves as it goes.
+fn replays(
+    engine: &mut Engine,
+    traces: &[Prepared],
+    design: &Design,
+    (results, file): (&mut RunResult, &Path),
+) -> anyhow::Result<()> {
+    let clock = Clock::system();
     let total = traces.len() * design.candidates.len() * design.budgets.len() * design.modes.len();
     let bar = progress(total as u64);
-    let began = clock.now();
-    for trace in &traces {
+    let mut saved = clock.now();
+    for trace in traces {
         bar.set_message(trace.id.clone());
         let done = Done::new(&results.sessions);
-        let new = evaluate(&mut engine, trace, &design, &done, &mut || bar.inc(1))
-            .with_context(|| format!("session {}", trace.id))?;
-        results.sessions.extend(new);
-        write(&file, &results.to_json()?)?;
+        let mut keep = |new: Option<SessionResult>| -> anyhow::Result<()> {
+            bar.inc(1);
+            results.sessions.extend(new);
+            if clock.now().since(saved) >= SAVE_PERIOD {
+                write(file, &results.to_json()?)?;
+                saved = clock.now();
+            }
+            Ok(())
+        };
+        evaluate(engine, trace, design, &done, &mut keep).with_context(|| format!("session {}", trace.id))?;
     }
     bar.finish_and_clear();
-    let summary = report::summarise(&results);
-    let text = report::markdown(&summary);
-    write(&options.out.with_extension("md"), &text)?;
-    write(&options.out.with_extension("svg"), &report::svg(&summary))?;
-    line(text);
-    error(format!("{} sessions in {}; {}", traces.len(), time(clock.now().since(began)), file.display()));
     Ok(())
 }
 
@@ -202,11 +249,18 @@ fn prepared(options: &Options, checkpoint: &Checkpoint) -> anyhow::Result<Vec<Pr
         }
     }
     if left_out > 0 {
+        let left_out = counted(left_out, "session");
         error(format!(
-            "{left_out} sessions have fewer than two answers within {limit} tokens and are left out"
+            "left out: {left_out} with fewer than two answers within {}",
+            counted(limit as u64, "token")
         ));
     }
     sessions.truncate(options.limit);
+    anyhow::ensure!(!sessions.is_empty(), "no session is left to replay: see --split, --limit and --tokens");
+    let mut ids = BTreeSet::new();
+    if let Some(twice) = sessions.iter().find(|session| !ids.insert(session.id.as_str())) {
+        anyhow::bail!("two files have a session {:?}; results could not be told apart", twice.id);
+    }
     Ok(sessions)
 }
 
@@ -223,12 +277,15 @@ fn engine(options: &Options, checkpoint: &Checkpoint) -> anyhow::Result<Engine> 
     Ok(Engine::new(executor, 256, options.archive))
 }
 
-fn info(options: &Options, checkpoint: &Checkpoint) -> RunInfo {
+fn info(options: &Options, checkpoint: &Checkpoint, candidates: &[Candidate]) -> RunInfo {
+    let policy = |candidate: &Candidate| (candidate.name.clone(), candidate.retention.clone());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     RunInfo {
         model: checkpoint.name(),
         model_digest: checkpoint.digest().to_string(),
         tokenizer: checkpoint.name(),
+        kv_type: format!("{:?}", options.kv_type).to_lowercase(),
+        policies: candidates.iter().map(policy).collect(),
         seed: options.seed,
         command: std::env::args().collect::<Vec<_>>().join(" "),
         machine: format!("{cores} cores, {}", hawser_device::cpu::Isa::best().name()),
@@ -237,30 +294,19 @@ fn info(options: &Options, checkpoint: &Checkpoint) -> RunInfo {
     }
 }
 
-/// The results that are there already, if they are of the same model.
-fn resume(file: &Path, run: RunInfo) -> anyhow::Result<RunResult> {
-    if !file.exists() {
+/// The results that are there already, where the run can be added to them.
+fn held(file: &Path, restart: bool, run: RunInfo, traces: &[Prepared]) -> anyhow::Result<RunResult> {
+    if restart || !file.exists() {
         return Ok(RunResult::new(run, Vec::new()));
     }
-    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let results = RunResult::parse(&text).with_context(|| file.display().to_string())?;
-    anyhow::ensure!(
-        results.run.model_digest == run.model_digest,
-        "{} holds results of another model; choose another --out",
-        file.display()
-    );
-    Ok(results)
-}
-
-/// Writes a file so that it is whole at any time.
-fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    let partial = path.with_extension("partial");
-    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        std::fs::create_dir_all(folder)?;
-    }
-    std::fs::write(&partial, text)
-        .and_then(|()| std::fs::rename(&partial, path))
-        .with_context(|| format!("cannot write {}", path.display()))
+    let read = || -> anyhow::Result<RunResult> {
+        let held = RunResult::parse(&std::fs::read_to_string(file)?)?;
+        Ok(resume(held, run, traces)?)
+    };
+    read().map_err(|why| {
+        let file = file.display();
+        anyhow::anyhow!("cannot add to {file}: {why:#}; choose another --out, or begin anew with --restart")
+    })
 }
 
 fn progress(total: u64) -> ProgressBar {

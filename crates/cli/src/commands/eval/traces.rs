@@ -7,7 +7,8 @@ use std::process::Command;
 use anyhow::Context;
 use hawser_eval::traces::synthetic::{Answer, SyntheticOptions, synthetic_traces};
 
-use crate::console::line;
+use super::outputs::{make_folder, write};
+use crate::console::{counted, line};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -81,6 +82,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
 }
 
 fn synthetic(options: &Options) -> anyhow::Result<()> {
+    make_folder(&options.out)?;
     let mut chosen = SyntheticOptions::default();
     let numbers = [
         (&mut chosen.topics, options.topics),
@@ -97,10 +99,7 @@ fn synthetic(options: &Options) -> anyhow::Result<()> {
     for session in synthetic_traces(&chosen, options.sessions)? {
         writeln!(text, "{}", serde_json::to_string(&session.trace)?)?;
     }
-    if let Some(folder) = options.out.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        std::fs::create_dir_all(folder)?;
-    }
-    std::fs::write(&options.out, text).with_context(|| format!("cannot write {}", options.out.display()))?;
-    line(format!("{}: {} sessions", options.out.display(), options.sessions));
+    write(&options.out, &text)?;
+    line(format!("{}: {}", options.out.display(), counted(options.sessions as u64, "session")));
     Ok(())
 }

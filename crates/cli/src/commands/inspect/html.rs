@@ -3,7 +3,8 @@
 //! The page holds everything it shows and forbids itself to fetch anything. Without scripts it shows the session as it
 //! is now. Nothing from the conversation becomes markup: all of it passes through [`escaped`].
 
-use super::view::{EventView, Message, PositionView, RoleView, State, View, printable};
+use super::view::{EventView, Message, Moment, PositionView, RoleView, State, View, printable};
+use crate::console::counted;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -18,14 +19,15 @@ pub fn html(view: &View) -> String {
          <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; \
          script-src 'unsafe-inline'\"/>\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
-         <title>{} · retention</title>\n<style>\n{STYLE}</style>\n</head>\n<body data-turns=\"{}\">\n",
+         <title>{} · retention</title>\n<style>\n{STYLE}</style>\n</head>\n<body data-turns=\"{}\"{}>\n",
         escaped(&view.session),
-        listed.join(" ")
+        listed.join(" "),
+        if view.rows_given_up { " data-given-up=\"\"" } else { "" }
     );
-    page.push_str(&header(view, &turns, now));
+    page.push_str(&header(view, now));
     page.push_str("<main>\n");
     for message in view.messages() {
-        section(&mut page, &message);
+        section(&mut page, &message, view);
     }
     page.push_str("</main>\n");
     if !turns.is_empty() {
@@ -51,24 +53,30 @@ pub fn escaped(text: &str) -> String {
     safe
 }
 
-fn header(view: &View, turns: &[u32], now: u32) -> String {
-    let budget =
-        view.budget.map_or_else(|| "no budget".to_owned(), |tokens| format!("budget {tokens} tokens"));
+fn header(view: &View, now: u32) -> String {
+    let budget = view.budget_text();
     let mut header = format!(
-        "<header>\n<h1>Session {}</h1>\n<p>{} on group {}, policy {}, {budget}, {} tokens</p>\n",
+        "<header>\n<h1>Session {}</h1>\n<p>{} on group {}, policy {}, {budget}, {}</p>\n",
         escaped(&view.session),
         escaped(&view.model),
         escaped(&view.group),
         escaped(&view.policy),
-        view.positions.len()
+        counted(view.positions.len() as u64, "token")
     );
-    if let Some(last) = turns.len().checked_sub(1) {
+    if view.rows_given_up {
+        header.push_str(&format!("<p>{}.</p>\n", View::GIVEN_UP));
+    }
+    if let Some(last) = view.moments().len().checked_sub(1) {
+        let shown = match view.moments()[last] {
+            Moment::AfterTurn(turn) => format!("after turn {turn} of {turn}"),
+            Moment::Now => "now".to_owned(),
+        };
         header.push_str(&format!(
             "<label>Turn <input id=\"turn\" type=\"range\" min=\"0\" max=\"{last}\" value=\"{last}\" \
-             autocomplete=\"off\"/> <output id=\"shown\">after turn {now} of {now}</output></label>\n"
+             autocomplete=\"off\"/> <output id=\"shown\">{shown}</output></label>\n"
         ));
     }
-    let counts: Vec<(State, usize)> = State::ALL.into_iter().zip(view.counts_after(now)).collect();
+    let counts: Vec<(State, usize)> = State::ALL.into_iter().zip(view.counts_at(Moment::Now)).collect();
     header.push_str("<div class=\"bar\">");
     for (state, count) in &counts {
         let percent = 100.0 * *count as f64 / view.positions.len().max(1) as f64;
@@ -106,31 +114,35 @@ fn meaning(state: State) -> &'static str {
 
 fn event_item(event: &EventView, now: u32) -> String {
     format!(
-        "<li data-turn=\"{}\"{}>Pruned at token {}: {} → {} live, {} evicted, {} slots freed</li>\n",
+        "<li data-turn=\"{}\"{}>Pruned at token {}: {} → {} live, {} evicted, {} freed</li>\n",
         event.turn,
         if event.turn == now { " class=\"now\"" } else { "" },
         event.at,
         event.live_before,
         event.live_after,
         event.evicted,
-        event.freed
+        counted(event.freed as u64, "slot")
     )
 }
 
-fn section(page: &mut String, message: &Message<'_>) {
+fn section(page: &mut String, message: &Message<'_>, view: &View) {
     let (role, turn) = (message.role.name(), message.turn);
     // A line end right after the tag would be dropped: `<pre>` is followed by a tag instead.
     page.push_str(&format!("<section data-turn=\"{turn}\">\n<h2>{role}, turn {turn}</h2>\n<pre>"));
     for (offset, position) in message.tokens.iter().enumerate() {
-        token(page, message.start + offset, position);
+        token(page, message.start + offset, position, view);
     }
     page.push_str("</pre>\n</section>\n");
 }
 
-fn token(page: &mut String, at: usize, position: &PositionView) {
-    // The state that it has, or had before it died: what the script goes back to.
-    let base = if position.state == State::Dead { State::Live } else { position.state };
+fn token(page: &mut String, at: usize, position: &PositionView, view: &View) {
+    // The state that it has, or had before it died or its row was given up: what the script goes back to.
+    let before = view.state_at(at, Moment::AfterTurn(u32::MAX));
+    let base = before.filter(|state| *state != State::Dead).unwrap_or(State::Live);
     let mut classes = vec![base.name()];
+    if position.state == State::Pending && base != State::Pending {
+        classes.push(State::Pending.name());
+    }
     classes.extend(strength(position.score));
     if position.role == RoleView::Template {
         classes.push("template");
@@ -169,7 +181,7 @@ fn strength(score: Option<f64>) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::view::tests::example;
+    use super::super::view::tests::{example, given_up};
     use super::*;
 
     /// The page without its style and script, whose text is ours.
@@ -222,6 +234,23 @@ mod tests {
         ] {
             assert!(page.contains(part), "{part:?} is not in\n{page}");
         }
+    }
+
+    #[test]
+    fn a_page_of_rows_that_were_given_up_begins_with_now() {
+        let page = html(&given_up());
+        assert_eq!(balanced(&markup(&page)), Ok(()), "{page}");
+        for part in [
+            "<p>no rows now: they were given up",
+            "<body data-turns=\"1 2\" data-given-up=\"\">",
+            "max=\"2\" value=\"2\"",
+            "<output id=\"shown\">now</output>",
+            "<b id=\"count-pending\">26</b>",
+            "<span class=\"live pending s3\" data-state=\"live\" data-turn=\"1\"",
+        ] {
+            assert!(page.contains(part), "{part:?} is not in\n{page}");
+        }
+        assert!(!html(&example()).contains("data-given-up"));
     }
 
     #[test]

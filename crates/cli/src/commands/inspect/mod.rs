@@ -16,7 +16,7 @@ use terminal_size::{Width, terminal_size_of};
 use self::text::Colour;
 use self::view::View;
 use crate::args::Global;
-use crate::console::{self, count, line, piece};
+use crate::console::{self, count, counted, line, piece};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -63,8 +63,8 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     if let Some(file) = &options.html {
         write(file, html::html(&view)).await?;
         let live = view.positions.iter().filter(|position| position.state.is_live()).count();
-        let [tokens, live] = [view.positions.len(), live].map(|number| count(number as u64));
-        line(format!("{}: {tokens} tokens, {live} live", file.display()));
+        let tokens = counted(view.positions.len() as u64, "token");
+        line(format!("{}: {tokens}, {} live", file.display(), count(live as u64)));
     } else if options.json {
         line(serde_json::to_string(&view)?);
     } else {
@@ -85,8 +85,8 @@ async fn fetch(client: &Client, session: &SessionId) -> anyhow::Result<View> {
         Err(error) => return Err(error.into()),
     };
     if answer.tokens_without_text > 0 {
-        let left_out = count(answer.tokens_without_text.into());
-        console::error(format!("the text of the first {left_out} tokens was left out: it is too long"));
+        let left_out = counted(answer.tokens_without_text.into(), "token");
+        console::error(format!("the text of the oldest part, {left_out}, was left out: it is too long"));
     }
     Ok(wire::view(answer)?)
 }

@@ -3,7 +3,8 @@
 //! Lines keep to the width where their words allow it. Nothing from the conversation can steer the terminal, and
 //! colour is only ever said twice: every state has its own character in bars and its own brackets in text.
 
-use super::view::{EventView, Message, PositionView, RoleView, State, View, printable};
+use super::view::{EventView, Message, Moment, PositionView, RoleView, State, View, printable};
+use crate::console::counted;
 
 /// How the text is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,31 +91,33 @@ fn one_line(text: &str) -> String {
 
 fn head(view: &View, ink: Ink) -> String {
     let name = |text: &str| one_line(text);
-    let budget =
-        view.budget.map_or_else(|| "no budget".to_owned(), |tokens| format!("budget {tokens} tokens"));
+    let budget = view.budget_text();
+    let given_up = if view.rows_given_up { format!("{}\n", View::GIVEN_UP) } else { String::new() };
     let live = view.positions.iter().filter(|position| position.state.is_live()).count();
     format!(
-        "{}\n{} on group {}, policy {}, {budget}\n{} tokens, {live} live, {} prune events\n",
+        "{}\n{} on group {}, policy {}, {budget}\n{}, {live} live, {}\n{given_up}",
         ink.paint(BOLD, &format!("session {}", name(&view.session))),
         name(&view.model),
         name(&view.group),
         name(&view.policy),
-        view.positions.len(),
-        view.events.len()
+        counted(view.positions.len() as u64, "token"),
+        counted(view.events.len() as u64, "prune event")
     )
 }
 
-/// One line for each turn, and one for each prune event below its turn. States that no token has are left out.
+/// One line for each turn, and one for each prune event below its turn, then one for now where that is something else.
+/// States that no token has are left out.
 fn turns(view: &View, width: usize, ink: Ink) -> String {
-    let turns = view.turns();
+    let names: Vec<(Moment, String)> =
+        view.moments().into_iter().map(|moment| (moment, named(moment))).collect();
     let occurs =
         |state: State| state == State::Live || view.positions.iter().any(|position| position.state == state);
     let digits = |number: usize| number.to_string().len();
     let wide = digits(view.positions.len());
-    let turn_wide = turns.last().map_or(1, |turn| digits(*turn as usize));
+    let name_wide = names.iter().map(|(_, name)| name.len()).max().unwrap_or_default();
     let mut page = String::new();
-    for turn in turns {
-        let counts = view.counts_after(turn);
+    for (moment, name) in names {
+        let counts = view.counts_at(moment);
         let shown: Vec<String> = State::ALL
             .iter()
             .zip(counts)
@@ -123,14 +126,14 @@ fn turns(view: &View, width: usize, ink: Ink) -> String {
             .collect();
         let labels = State::ALL.iter().filter(|state| occurs(**state));
         let labels: usize = labels.map(|state| wide + 1 + state.name().len() + 2).sum();
-        let used = "turn ".len() + turn_wide + 2 + labels;
+        let used = name_wide + 2 + labels;
         let bar = match width.checked_sub(used) {
             Some(room) if room >= MIN_BAR => bar(counts, view.positions.len(), room.min(MAX_BAR), ink),
             Some(_) | None => String::new(),
         };
-        let line = format!("turn {turn:>turn_wide$}  {}  {bar}", shown.join("  "));
+        let line = format!("{name:>name_wide$}  {}  {bar}", shown.join("  "));
         page.push_str(&format!("{}\n", line.trim_end()));
-        for event in view.events.iter().filter(|event| event.turn == turn) {
+        for event in view.events.iter().filter(|event| Moment::AfterTurn(event.turn) == moment) {
             page.push_str(&ink.paint(DIM, &event_line(event)));
             page.push('\n');
         }
@@ -138,10 +141,21 @@ fn turns(view: &View, width: usize, ink: Ink) -> String {
     if page.is_empty() { page } else { format!("\n{page}") }
 }
 
+fn named(moment: Moment) -> String {
+    match moment {
+        Moment::AfterTurn(turn) => format!("turn {turn}"),
+        Moment::Now => "now".to_owned(),
+    }
+}
+
 fn event_line(event: &EventView) -> String {
     format!(
-        "  pruned at token {}: {} → {} live, {} evicted, {} slots freed",
-        event.at, event.live_before, event.live_after, event.evicted, event.freed
+        "  pruned at token {}: {} → {} live, {} evicted, {} freed",
+        event.at,
+        event.live_before,
+        event.live_after,
+        event.evicted,
+        counted(event.freed as u64, "slot")
     )
 }
 
@@ -300,7 +314,7 @@ impl Wrapped {
 
 #[cfg(test)]
 mod tests {
-    use super::super::view::tests::example;
+    use super::super::view::tests::{example, given_up};
     use super::*;
 
     fn plain(width: usize) -> Options {
@@ -324,6 +338,20 @@ mod tests {
             assert!(shown.contains(part), "{part:?} is not in\n{shown}");
         }
         assert!(!shown.contains('\x1b'), "colour is only shown when asked for");
+    }
+
+    #[test]
+    fn a_session_whose_rows_were_given_up_says_so_and_what_is_known() {
+        let shown = text(&given_up(), &plain(100));
+        for part in [
+            "31 tokens, 0 live, 1 prune event\nno rows now: they were given up to make room",
+            "turn 1  19 live   0 dead   0 pending",
+            "turn 2  25 live   5 dead   1 pending",
+            "   now   0 live   5 dead  26 pending",
+        ] {
+            assert!(shown.contains(part), "{part:?} is not in\n{shown}");
+        }
+        assert!(!text(&example(), &plain(100)).contains("given up"));
     }
 
     #[test]

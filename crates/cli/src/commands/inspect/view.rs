@@ -8,6 +8,8 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
+use crate::console::counted;
+
 /// One session at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct View {
@@ -19,6 +21,9 @@ pub struct View {
     pub budget: Option<u32>,
     /// Every token of the session, in order: its place in this list is its position.
     pub positions: Vec<PositionView>,
+    /// No token has a row now: the group gave them up to make room, and the next turn computes them again. What was
+    /// evicted stays evicted.
+    pub rows_given_up: bool,
     /// Prune events, in order.
     pub events: Vec<EventView>,
 }
@@ -122,6 +127,13 @@ pub struct EventView {
     pub freed: usize,
 }
 
+/// A moment of the session's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    AfterTurn(u32),
+    Now,
+}
+
 /// Tokens of one message, with what the template puts before it (and, after the last one, behind it).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Message<'a> {
@@ -132,23 +144,47 @@ pub struct Message<'a> {
     pub tokens: &'a [PositionView],
 }
 
-impl PositionView {
-    /// What it was after `turn`; `None` where it had not come yet.
+impl View {
+    /// What is said where all rows were given up.
+    pub const GIVEN_UP: &str = "no rows now: they were given up to make room, and the next turn computes again those \
+                                that were not evicted; after each turn, tokens had them, shared or not";
+
+    /// Whether no token has a row, although more than an answer's last one would.
+    pub fn given_up(positions: &[PositionView]) -> bool {
+        let pending = positions.iter().filter(|position| position.state == State::Pending).count();
+        pending > 1 && !positions.iter().any(|position| position.state.is_live())
+    }
+
+    /// The budget in words.
+    pub fn budget_text(&self) -> String {
+        let tokens = |tokens: u32| format!("budget {}", counted(tokens.into(), "token"));
+        self.budget.map_or_else(|| "no budget".to_owned(), tokens)
+    }
+
+    /// What can be shown, in order: after each turn, and now where that is something else.
+    pub fn moments(&self) -> Vec<Moment> {
+        let now = self.rows_given_up.then_some(Moment::Now);
+        self.turns().into_iter().map(Moment::AfterTurn).chain(now).collect()
+    }
+
+    /// What the token at a position was at a moment; `None` where it had not come yet.
     ///
-    /// Only deaths have a turn: the other states are those of now. A dead token whose turn of death is unknown counts as
-    /// dead from the start.
-    pub fn state_after(&self, turn: u32) -> Option<State> {
-        if self.turn > turn {
+    /// Only deaths have a turn: the other states are those of now, but for tokens whose rows were given up since, which
+    /// were live. A dead token whose turn of death is unknown counts as dead from the start.
+    pub fn state_at(&self, at: usize, moment: Moment) -> Option<State> {
+        let position = &self.positions[at];
+        let Moment::AfterTurn(turn) = moment else { return Some(position.state) };
+        if position.turn > turn {
             return None;
         }
-        match self.state {
-            State::Dead if self.died_in_turn.is_some_and(|died| died > turn) => Some(State::Live),
+        match position.state {
+            State::Dead if position.died_in_turn.is_some_and(|died| died > turn) => Some(State::Live),
+            // The last token of an answer has no row before the next turn.
+            State::Pending if self.rows_given_up && at + 1 < self.positions.len() => Some(State::Live),
             state => Some(state),
         }
     }
-}
 
-impl View {
     /// The turns that brought tokens or pruned, in order.
     pub fn turns(&self) -> Vec<u32> {
         let brought = self.positions.iter().map(|position| position.turn);
@@ -156,10 +192,10 @@ impl View {
         turns.into_iter().collect()
     }
 
-    /// Tokens in each state after `turn`, in the order of [`State::ALL`].
-    pub fn counts_after(&self, turn: u32) -> [usize; State::ALL.len()] {
+    /// Tokens in each state at a moment, in the order of [`State::ALL`].
+    pub fn counts_at(&self, moment: Moment) -> [usize; State::ALL.len()] {
         let mut counts = [0; State::ALL.len()];
-        for state in self.positions.iter().filter_map(|position| position.state_after(turn)) {
+        for state in (0..self.positions.len()).filter_map(|at| self.state_at(at, moment)) {
             let place = State::ALL.iter().position(|known| *known == state);
             counts[place.expect("the list holds every state")] += 1;
         }
@@ -272,32 +308,56 @@ pub(super) mod tests {
             policy: "intent-memory".into(),
             budget: Some(23),
             positions: all,
+            rows_given_up: false,
             events,
         }
+    }
+
+    /// The same after its rows were given up: what the group says then.
+    pub(in super::super) fn given_up() -> View {
+        let mut view = example();
+        let others = view.positions.iter_mut().filter(|position| position.state != State::Dead);
+        others.for_each(|position| position.state = State::Pending);
+        view.rows_given_up = View::given_up(&view.positions);
+        view
     }
 
     #[test]
     fn states_follow_the_turns() {
         let view = example();
         assert_eq!(view.turns(), [1, 2]);
-        assert_eq!(view.counts_after(0), [0; 6]);
-        let [live, shared, protected, sink, dead, _] = view.counts_after(1);
+        let counts_after = |turn| view.counts_at(Moment::AfterTurn(turn));
+        assert_eq!(counts_after(0), [0; 6]);
+        let [live, shared, protected, sink, dead, _] = counts_after(1);
         assert_eq!((protected, sink, dead), (3, 1, 0), "nothing was dead before turn 2");
         assert_eq!(live + shared + protected + sink, 19);
-        assert_eq!(view.counts_after(2), [view.positions.len() - 11, 1, 3, 1, 5, 1]);
+        assert_eq!(counts_after(2), [view.positions.len() - 11, 1, 3, 1, 5, 1]);
         for turn in view.turns() {
             let there = view.positions.iter().filter(|position| position.turn <= turn).count();
-            assert_eq!(view.counts_after(turn).iter().sum::<usize>(), there);
+            assert_eq!(counts_after(turn).iter().sum::<usize>(), there);
         }
     }
 
     #[test]
     fn a_death_without_a_turn_counts_from_the_start_and_a_revived_token_lives() {
-        let mut position = example().positions[7].clone();
-        position.died_in_turn = None;
-        assert_eq!(position.state_after(1), Some(State::Dead));
-        (position.state, position.died_in_turn) = (State::Live, Some(1));
-        assert_eq!(position.state_after(2), Some(State::Live));
+        let mut view = example();
+        view.positions[7].died_in_turn = None;
+        assert_eq!(view.state_at(7, Moment::AfterTurn(1)), Some(State::Dead));
+        (view.positions[7].state, view.positions[7].died_in_turn) = (State::Live, Some(1));
+        assert_eq!(view.state_at(7, Moment::AfterTurn(2)), Some(State::Live));
+    }
+
+    #[test]
+    fn rows_that_were_given_up_are_pending_now_and_were_live_after_their_turns() {
+        let (view, kept) = (given_up(), example());
+        assert!(view.rows_given_up && !View::given_up(&kept.positions));
+        assert_eq!(view.moments(), [Moment::AfterTurn(1), Moment::AfterTurn(2), Moment::Now]);
+        assert_eq!(view.counts_at(Moment::AfterTurn(1)), [19, 0, 0, 0, 0, 0]);
+        let all = view.positions.len();
+        assert_eq!(view.counts_at(Moment::AfterTurn(2)), [all - 6, 0, 0, 0, 5, 1]);
+        assert_eq!(view.counts_at(Moment::Now), [0, 0, 0, 0, 5, all - 5]);
+        assert_eq!(kept.moments().last(), Some(&Moment::AfterTurn(2)), "now is nothing else");
+        assert!(!View::given_up(&view.positions[all - 1..]), "an answer's last token never has a row");
     }
 
     #[test]

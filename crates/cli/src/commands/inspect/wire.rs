@@ -30,6 +30,7 @@ pub fn view(answer: InspectSessionResponse) -> Result<View, ClientError> {
         model: session.model,
         budget: budget(&retention),
         policy: retention.policy,
+        rows_given_up: View::given_up(&positions),
         positions,
         events: answer.prunes.iter().map(event).collect(),
     })
