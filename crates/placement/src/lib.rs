@@ -4,6 +4,7 @@
 //! [`Registration`], which keeps a worker group registered. A session has at most one owner at a time, because a
 //! claim is create-if-absent under the owner's lease and dies with that lease. Never on the path of a warm turn.
 
+mod backoff;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 pub mod embedded;
