@@ -50,8 +50,7 @@ impl Link {
             .with_keep_alive(KEEPALIVE, options.request_timeout())
             .with_keep_alive_while_idle(false)
             // A member that has lost its leader says so, instead of holding a watch without news.
-            .with_require_leader(true)
-            .with_auto_token_refresh(true);
+            .with_require_leader(true);
         if let (Some(user), Some(password)) = (&options.user, &options.password) {
             connect = connect.with_user(user, password);
         }

@@ -1,5 +1,6 @@
 //! What happens while etcd is away, and after it is back.
 
+use futures_util::StreamExt as _;
 use hawser_common::clock::Clock;
 use hawser_common::tasks::Tasks;
 
@@ -93,6 +94,23 @@ async fn a_silent_watch_is_noticed_and_a_silent_connection_left() {
     assert!(matches!(silent, Err(StoreError::Unreachable { .. })), "{silent:?}");
     assert_eq!(quick.renew(lease).await, Ok(LONG));
     assert!(proxy.opened() > opened);
+}
+
+#[tokio::test]
+async fn a_quiet_watch_is_no_broken_one() {
+    let server = etcd!();
+    let (direct, options) = (store(&server), server.options("/hawser/v1"));
+    let (lease, _) = registered(&direct, "g", LONG).await;
+    let quick = EtcdStore::new(&EtcdOptions { request_timeout_ms: 300, ..options }).unwrap();
+    let mut watch = quick.watch().await.unwrap();
+    let mut mirror = Mirror::default();
+    mirror.until(&mut watch, |mirror| mirror.groups.len() == 1).await;
+    // Without signs of life in between, this would be more breaks in a row than a watch outlives.
+    let quiet = tokio::time::timeout(Duration::from_secs(7), watch.next()).await;
+    assert!(quiet.is_err(), "{quiet:?}");
+    direct.claim(lease, &group("g"), vec![key("t", "s")]).await.unwrap();
+    mirror.until(&mut watch, |mirror| mirror.claims.len() == 1).await;
+    assert_eq!(mirror.snapshots, 1);
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use etcd_client::PutOptions;
+use etcd_client::{AlarmAction, AlarmOptions, AlarmType, PutOptions};
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use hawser_common::group::Owner;
@@ -179,9 +179,33 @@ async fn a_lease_that_somebody_else_made_is_a_lease() {
     let owner = Owner { group: group("g"), epoch: again };
     assert_eq!(listed(&store).await.claims, BTreeMap::from([(key("t", "s"), owner)]));
     for wrong in [LeaseId(0), LeaseId(u64::MAX)] {
-        assert_eq!(store.renew(wrong).await, Err(StoreError::LeaseGone { lease: wrong }));
-        assert_eq!(store.revoke(wrong).await, Ok(()));
+        let (renewed, revoked) = (store.renew(wrong).await, store.revoke(wrong).await);
+        assert_eq!((renewed, revoked), (Err(StoreError::LeaseGone { lease: wrong }), Ok(())));
     }
     assert!(matches!(store.grant(Duration::ZERO).await, Err(StoreError::Invalid { .. })));
     assert!(store.grant(Duration::from_millis(2_100)).await.unwrap().ttl >= Duration::from_millis(2_100));
+}
+
+#[tokio::test]
+async fn a_full_etcd_refuses_groups_and_keeps_what_there_is() {
+    let server = etcd!();
+    let (store, mut raw) = (store(&server), raw(&server).await);
+    let (lease, _) = registered(&store, "g", LONG).await;
+    let (id, session) = (group("g"), vec![key("t", "s")]);
+    store.claim(lease, &id, session).await.unwrap();
+    let second = store.grant(LONG).await.unwrap().id;
+    raw.alarm(AlarmAction::Activate, AlarmType::Nospace, None).await.unwrap();
+    for refused in [
+        store.register(second, record("h")).await.map(|_| ()),
+        store.publish(lease, &id, Capacity::default(), false).await,
+    ] {
+        assert!(matches!(refused, Err(StoreError::Full { .. })), "{refused:?}");
+    }
+    assert_eq!(store.renew(lease).await, Ok(LONG));
+    let listed = listed(&store).await;
+    assert_eq!((listed.groups.len(), listed.claims.len()), (1, 1));
+    let mut everywhere = AlarmOptions::new();
+    everywhere.with_member(0);
+    raw.alarm(AlarmAction::Deactivate, AlarmType::Nospace, Some(everywhere)).await.unwrap();
+    store.register(second, record("h")).await.unwrap();
 }
