@@ -22,14 +22,20 @@ missing_packages() {
   { command -v cc && command -v c++; } >/dev/null || echo build-essential
   command -v pkg-config >/dev/null || echo pkg-config
   command -v protoc >/dev/null || echo protobuf-compiler
+  [ -e /usr/include/google/protobuf/descriptor.proto ] || echo libprotobuf-dev
   [ -e /etc/ssl/certs/ca-certificates.crt ] || echo ca-certificates
   python3 -m pip --version >/dev/null 2>&1 || echo python3-pip
 }
 
-# Installs what is missing, and nothing else.
+# Prints the Debian packages that only tests need: they start servers of their own on free ports.
+missing_test_packages() {
+  command -v etcd >/dev/null || [ -n "${HAWSER_ETCD:-}${HAWSER_SKIP_ETCD:-}" ] || echo etcd-server
+}
+
+# Installs what is missing, and nothing else: for building, or with `tests` for the tests too.
 install_missing() {
   local packages
-  packages=$(missing_packages | tr '\n' ' ')
+  packages=$({ missing_packages; [ "${1:-}" != tests ] || missing_test_packages; } | tr '\n' ' ')
   [ -n "$packages" ] || return 0
   command -v apt-get >/dev/null ||
     die "missing: $packages(names of Debian packages); install them with this system's package manager"

@@ -1,7 +1,9 @@
 //! The cases. Each takes a fresh store.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use hawser_common::group::{Capacity, Owner};
 use hawser_common::{Epoch, GroupId, SessionKey};
 
@@ -58,6 +60,23 @@ pub(super) async fn an_expired_lease_can_do_nothing(h: &Harness) {
     assert_eq!(h.store.renew(heir).await.map(|_| ()), Ok(()));
     let (other, _) = h.registered("h").await;
     assert!(matches!(h.claim(other, "h", &key("t", "s")).await, ClaimOutcome::Owned(_)));
+}
+
+pub(super) async fn an_expired_lease_takes_every_claim_with_it(h: &Harness) {
+    let (lease, _) = h.registered("g").await;
+    let sessions: Vec<_> = (0..300).map(|i| key("t", &format!("s{i}"))).collect();
+    let claimed = h.store.claim(lease, &group("g"), sessions.clone()).await;
+    assert_eq!(claimed, Ok(vec![ClaimOutcome::Won; 300]));
+    let mut watch = h.store.watch().await.expect("the store is watched");
+    let mut mirror = Mirror::default();
+    mirror.until(&mut watch, |mirror| mirror.claims.len() == 300).await;
+    (h.advance)(TTL * 2).await;
+    mirror.until(&mut watch, |mirror| mirror.groups.is_empty()).await;
+    assert!(mirror.claims.is_empty(), "{} claims outlived their lease", mirror.claims.len());
+    let (heir, _) = h.registered("heir").await;
+    let claimed = h.store.claim(heir, &group("heir"), sessions).await;
+    assert_eq!(claimed, Ok(vec![ClaimOutcome::Won; 300]));
+    mirror.until(&mut watch, |mirror| mirror.claims.len() == 300).await;
 }
 
 pub(super) async fn revoking_ends_everything_and_can_be_repeated(h: &Harness) {
@@ -121,6 +140,64 @@ pub(super) async fn a_claim_needs_the_group_of_its_lease(h: &Harness) {
         let published = h.store.publish(lease, &group(id), Capacity::default(), false).await;
         assert!(matches!(published, Err(StoreError::Invalid { .. })), "{published:?}");
     }
+}
+
+pub(super) async fn a_batch_is_answered_session_by_session(h: &Harness) {
+    let (a, epoch) = h.registered("a").await;
+    let (b, _) = h.registered("b").await;
+    let sessions: Vec<_> = (0..500).map(|i| key("t", &format!("s{i}"))).collect();
+    let taken: Vec<_> = sessions.iter().step_by(3).cloned().collect();
+    let own: Vec<_> = sessions.iter().skip(1).step_by(3).cloned().collect();
+    h.store.claim(a, &group("a"), taken).await.expect("claimed");
+    h.store.claim(b, &group("b"), own).await.expect("claimed");
+    let outcomes = h.store.claim(b, &group("b"), sessions).await.expect("the batch is answered");
+    let owned = ClaimOutcome::Owned(Owner { group: group("a"), epoch });
+    let expected = |i| if i % 3 == 0 { owned.clone() } else { ClaimOutcome::Won };
+    assert_eq!(outcomes, (0..500).map(expected).collect::<Vec<_>>());
+}
+
+pub(super) async fn racing_claims_have_one_winner_each(h: &Harness) {
+    const GROUPS: usize = 4;
+    const SESSIONS: usize = 120;
+    let mut groups = Vec::new();
+    for i in 0..GROUPS {
+        let id = format!("g{i}");
+        let (lease, epoch) = h.registered(&id).await;
+        groups.push((lease, Owner { group: group(&id), epoch }));
+    }
+    let session = |i: usize| key("t", &format!("s{}", i % SESSIONS));
+    // Everyone wants everything, begins elsewhere, and asks in batches of an odd size.
+    let races = groups.iter().enumerate().map(|(i, (lease, owner))| async move {
+        let order: Vec<_> = (0..SESSIONS).map(|n| session(n + i * SESSIONS / GROUPS)).collect();
+        let mut outcomes = Vec::new();
+        for batch in order.chunks(7) {
+            let answers = h.store.claim(*lease, &owner.group, batch.to_vec()).await.expect("answered");
+            outcomes.extend(batch.iter().cloned().zip(answers));
+        }
+        outcomes
+    });
+    let results = join_all(races).await;
+    let mut winners = BTreeMap::new();
+    for ((_, owner), outcomes) in groups.iter().zip(&results) {
+        for (session, _) in outcomes.iter().filter(|(_, outcome)| *outcome == ClaimOutcome::Won) {
+            let before = winners.insert(session.clone(), owner.clone());
+            assert_eq!(before, None, "{session:?} was won twice");
+        }
+    }
+    assert_eq!(winners.len(), SESSIONS, "someone wins every session");
+    for (session, outcome) in results.iter().flatten() {
+        if let ClaimOutcome::Owned(owner) = outcome {
+            assert_eq!(
+                winners.get(session),
+                Some(owner),
+                "{session:?} was lost to someone who did not win it"
+            );
+        }
+    }
+    let mut watch = h.store.watch().await.expect("the store is watched");
+    let mut mirror = Mirror::default();
+    mirror.until(&mut watch, |mirror| mirror.claims.len() == SESSIONS).await;
+    assert_eq!(mirror.claims, winners);
 }
 
 pub(super) async fn names_that_begin_alike_are_independent(h: &Harness) {

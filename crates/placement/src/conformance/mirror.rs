@@ -21,7 +21,8 @@ impl Mirror {
     /// Takes one update over.
     ///
     /// # Panics
-    /// Where a revision goes back, a claim appears without its group, or an event changes nothing it could change.
+    /// Where a revision goes back, or stands still over changes; where a claim appears without its group, or an event
+    /// changes nothing it could change.
     pub fn apply(&mut self, update: Update) {
         assert!(
             update.revision >= self.revision,
@@ -29,14 +30,17 @@ impl Mirror {
             self.revision,
             update.revision
         );
-        self.revision = update.revision;
+        let seen = std::mem::replace(&mut self.revision, update.revision);
         match update.change {
             Change::Snapshot(snapshot) => {
                 self.snapshots += 1;
                 self.groups = snapshot.groups.into_iter().map(|group| (group.id.clone(), group)).collect();
                 self.claims = snapshot.claims.into_iter().collect();
             }
-            Change::Events(events) => events.into_iter().for_each(|event| self.event(event)),
+            Change::Events(events) => {
+                assert!(update.revision > seen, "changes at revision {seen}, which was told before");
+                events.into_iter().for_each(|event| self.event(event));
+            }
         }
     }
 

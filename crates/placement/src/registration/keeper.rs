@@ -14,9 +14,9 @@ use tracing::{info, warn};
 
 use super::report::{Published, Report};
 use super::{Held, Standing};
+use crate::backoff;
 use crate::store::{LeaseId, Store, StoreError};
 
-const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_CALL: Duration = Duration::from_secs(5);
 
 /// Longest that a call which keeps the lease may take. With a first try at a third of the lease's time at the latest,
@@ -33,11 +33,6 @@ pub(super) fn claim_limit(ttl: Duration) -> Duration {
 /// How much earlier than the store the worker takes its lease for ended: clocks drift, and a check takes time.
 fn margin(ttl: Duration) -> Duration {
     (ttl / 10).min(Duration::from_secs(1))
-}
-
-/// `time` cut by a random part of up to half, so that groups which lost the store together return one by one.
-fn jittered(time: Duration) -> Duration {
-    time.mul_f64(1.0 - rand::random::<f64>() / 2.0)
 }
 
 pub(super) struct Keeper {
@@ -252,7 +247,7 @@ impl Keeper {
 
     fn hold(&mut self, sent: Tick, ttl: Duration) {
         self.failures = 0;
-        self.due = sent.after(jittered(ttl / 3));
+        self.due = sent.after(backoff::jittered(ttl / 3));
         let valid_until = sent.after(ttl.saturating_sub(margin(ttl)));
         self.held.send_modify(|held| held.standing.valid_until = valid_until);
     }
@@ -270,9 +265,9 @@ impl Keeper {
     }
 
     fn backoff(&mut self) -> Duration {
-        let wait = FIRST_BACKOFF * 2u32.saturating_pow(self.failures.min(10));
+        let wait = backoff::after(self.failures, self.ttl / 4);
         self.failures += 1;
-        jittered(wait.min(self.ttl / 4))
+        wait
     }
 
     async fn call<T>(&self, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {

@@ -100,7 +100,7 @@ fn replay(
         max_waiting: options.max_waiting,
         share_prefixes: options.share_prefixes,
     };
-    let mut play = Play { scheduler: Scheduler::new(limits, slots), steps: 0 };
+    let mut play = Play { scheduler: Scheduler::new(limits, slots, 0), steps: 0 };
     let mut all = Vec::with_capacity(traces.len());
     for (index, trace) in traces.iter().enumerate() {
         let session = SessionId::parse(&format!("s-{index}"))?;
