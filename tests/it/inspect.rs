@@ -231,7 +231,7 @@ async fn the_command_shows_text_a_page_and_json() {
     let (code, shown, _) = inspect("shown", &["--width", "80"]).await;
     assert_eq!(code, Some(0));
     for part in
-        ["session shown\n", "policy streaming, budget 64 tokens", "108 tokens, 71 live, 1 prune events"]
+        ["session shown\n", "policy streaming, budget 64 tokens", "108 tokens, 71 live, 1 prune event\n"]
     {
         assert!(shown.contains(part), "{part:?} is not in\n{shown}");
     }
