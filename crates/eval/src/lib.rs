@@ -5,6 +5,7 @@
 //! Uses the same executor, slot maps and retention code as a worker. Never samples: trajectories are teacher-forced.
 
 pub mod bench;
+pub mod needles;
 pub mod prepare;
 pub mod quality;
 pub mod replay;

@@ -13,6 +13,7 @@ use hawser_model::text::{ChatTemplate, RenderError, RenderRequest, Tokenizer};
 use serde_json::Value;
 use thiserror::Error;
 
+use crate::needles::{Needle, needles};
 use crate::traces::{Split, Trace, TraceMessage};
 
 /// Shortest argument value that counts, in bytes: shorter ones occur by chance.
@@ -39,6 +40,8 @@ pub struct Request {
     pub answer: Range<usize>,
     /// Per answer token: whether it is part of an argument value that occurs earlier in the session.
     pub copied: Vec<bool>,
+    /// Numbers of the answer that stand in earlier turns.
+    pub needles: Vec<Needle>,
 }
 
 /// A trajectory in a model's tokens.
@@ -117,6 +120,7 @@ pub fn prepare(
         prepared.tokens = outline.tokens;
         prepared.tokens.extend(&answer);
         prepared.tokens.push(end);
+        let needles = needles(tokenizer, &prepared.tokens[..start], &answer);
         let answer = prompt_end..prepared.tokens.len();
         prepared.marks.extend_to(position(answer.end), Origin::Assistant, turn);
         prepared.requests.push(Request {
@@ -124,6 +128,7 @@ pub fn prepare(
             span: asks..position(prompt_end),
             answer,
             copied,
+            needles,
         });
         marked = index + 1;
     }

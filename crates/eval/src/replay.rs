@@ -20,6 +20,11 @@ pub struct RequestOutcome {
     pub all: Quality,
     /// The same over copied argument values.
     pub copied: Quality,
+    /// The same over needles.
+    pub needle: Quality,
+    /// Tokens of needles where they stand in earlier turns, and those of them that are live as the answer begins.
+    pub needle_tokens: usize,
+    pub needle_live: usize,
     /// Sum over decode steps of live positions.
     pub rows_read: u64,
     /// The same with nothing evicted.
@@ -73,12 +78,14 @@ struct Comparison<'a> {
     reference: &'a [Vec<f32>],
     all: Quality,
     copied: Quality,
+    needle: Quality,
     next: usize,
 }
 
 impl<'a> Comparison<'a> {
     fn new(trace: &'a Prepared, request: &'a Request, reference: &'a [Vec<f32>]) -> Self {
-        Self { trace, request, reference, all: Quality::default(), copied: Quality::default(), next: 0 }
+        let (all, copied, needle) = (Quality::default(), Quality::default(), Quality::default());
+        Self { trace, request, reference, all, copied, needle, next: 0 }
     }
 
     fn add(&mut self, logits: &[f32]) {
@@ -87,6 +94,9 @@ impl<'a> Comparison<'a> {
         self.all.add(&one);
         if self.request.copied[self.next] {
             self.copied.add(&one);
+        }
+        if self.request.needles.iter().any(|needle| needle.answer.contains(&self.next)) {
+            self.needle.add(&one);
         }
         self.next += 1;
     }
@@ -107,7 +117,7 @@ pub fn closed_loop(
     let ran = trace.requests.iter().zip(reference).try_for_each(|(request, reference)| {
         let mut seen = Comparison::new(trace, request, reference);
         let costs = run_request(engine, &mut session, trace, request, &mut |row| seen.add(row))?;
-        outcomes.push(RequestOutcome { all: seen.all, copied: seen.copied, ..costs });
+        outcomes.push(RequestOutcome { all: seen.all, copied: seen.copied, needle: seen.needle, ..costs });
         Ok(())
     });
     engine.close(session);
@@ -140,13 +150,13 @@ pub fn open_loop(
         outcome.peak_live = session.map.live().len();
         let pruned = engine.prune(&mut session, &request.span)?;
         let answer = &trace.tokens[request.answer.clone()];
-        count(&mut outcome, &session, pruned, answer.len());
+        count(&mut outcome, &session, pruned, request);
         let logits = engine.run_apart(&session, answer)?;
         (0..answer.len() - 1).for_each(|row| seen.add(logits.row(row)));
         whole.marks = marks_to(trace, request.answer.end);
         engine.run(&mut whole, answer, &(0..0), LogitRows::None)?;
         engine.share_new(&mut session, &whole);
-        outcomes.push(RequestOutcome { all: seen.all, copied: seen.copied, ..outcome });
+        outcomes.push(RequestOutcome { all: seen.all, copied: seen.copied, needle: seen.needle, ..outcome });
         Ok(())
     });
     engine.close(session);
@@ -171,8 +181,13 @@ fn before(session: &Session, request: &Request) -> RequestOutcome {
     }
 }
 
-/// What a prune did, and what an answer of so many tokens reads after it.
-fn count(outcome: &mut RequestOutcome, session: &Session, pruned: Option<Pruned>, answer: usize) {
+/// What a prune did, and what the answer reads after it.
+fn count(outcome: &mut RequestOutcome, session: &Session, pruned: Option<Pruned>, request: &Request) {
+    for needle in &request.needles {
+        let (tokens, live) = needle.live(&session.map);
+        outcome.needle_tokens += tokens;
+        outcome.needle_live += live;
+    }
     if let Some(pruned) = pruned {
         outcome.events = 1;
         outcome.evicted = pruned.selection.evicted.len();
@@ -182,7 +197,7 @@ fn count(outcome: &mut RequestOutcome, session: &Session, pruned: Option<Pruned>
             outcome.rows_scored = (pruned.event.candidates.len() / 2) as u64;
         }
     }
-    for step in 1..=answer {
+    for step in 1..=request.answer.len() {
         outcome.rows_read += (session.map.live().len() + step) as u64;
         outcome.rows_full += (session.map.len() + step) as u64;
     }
@@ -212,7 +227,7 @@ fn run_request(
     let revived = engine.revive(session, &request.span)?;
     let scored = clock.now();
     let answer = &trace.tokens[request.answer.clone()];
-    count(&mut outcome, session, pruned, answer.len());
+    count(&mut outcome, session, pruned, request);
     if let Some(revived) = revived {
         outcome.revived = revived.exchanged.revived.len();
         outcome.exchanged = revived.exchanged.evicted.len();

@@ -176,7 +176,13 @@ mod tests {
         marks.extend_to(2, Origin::System, 0);
         marks.extend_to(6, Origin::User, 0);
         marks.extend_to(8, Origin::Assistant, 0);
-        let request = Request { prompt: 0..6, span: 2..6, answer: 6..8, copied: vec![true, false] };
+        let request = Request {
+            prompt: 0..6,
+            span: 2..6,
+            answer: 6..8,
+            copied: vec![true, false],
+            needles: Vec::new(),
+        };
         Prepared {
             id: id.to_owned(),
             split: "dev".to_owned(),

@@ -187,6 +187,9 @@ fn turn(outcome: &RequestOutcome) -> TurnResult {
     TurnResult {
         scored: scores(&outcome.all),
         argument: scores(&outcome.copied),
+        needle: scores(&outcome.needle),
+        needle_tokens: outcome.needle_tokens as u64,
+        needle_live: outcome.needle_live as u64,
         kv_rows_read: outcome.rows_read as f64,
         kv_rows_full: outcome.rows_full as f64,
         scoring_rows: outcome.rows_scored as f64,

@@ -8,7 +8,7 @@ use super::budget::BudgetLabel;
 use super::equal::{Comparison, Gain};
 use super::form::{NONE, interval, markdown_text, nats, or_none, percent, signed_nats, utc_day};
 use super::result::Mode;
-use super::summary::{Fidelity, Row, Summary, Versus};
+use super::summary::{Fidelity, Needles, Row, Summary, Versus};
 use crate::stats::Interval;
 
 /// Intervals of fewer sessions than this come with a warning.
@@ -23,6 +23,7 @@ pub fn markdown(summary: &Summary) -> String {
         for rows in place.chunk_by(|a, b| a.budget == b.budget) {
             page.push_str(&format!("\n### Budget {}\n\n", budget(rows[0].budget)));
             page.push_str(&budget_table(rows, &summary.baselines));
+            page.push_str(&needle_table(rows));
         }
         page.push_str(&equal_reads(summary, &place[0].split, place[0].mode));
     }
@@ -98,6 +99,21 @@ fn budget_table(rows: &[Row], baselines: &[String]) -> String {
         text.push_str(&table(&columns, rows.iter().map(cells)));
     }
     text
+}
+
+/// Numbers from earlier turns, where sessions have any; nothing else.
+fn needle_table(rows: &[Row]) -> String {
+    let found: Vec<(&Row, Needles)> = rows.iter().filter_map(|row| Some((row, row.needle?))).collect();
+    if found.is_empty() {
+        return String::new();
+    }
+    let columns = ["policy", "needles live", "NLL full", "ΔNLL", "sessions"].map(str::to_owned);
+    let cells = |(row, needles): (&Row, Needles)| {
+        let (policy, sessions) = (markdown_text(&row.policy), needles.sessions.to_string());
+        let numbers = [percent(needles.live), nats(needles.nll_full), signed_nats(needles.delta_nll)];
+        [policy].into_iter().chain(numbers).chain([sessions]).collect()
+    };
+    format!("\nNeedles:\n\n{}", table(&columns, found.into_iter().map(cells)))
 }
 
 fn versus<'a>(row: &'a Row, baseline: &str) -> Option<&'a Versus> {
@@ -235,6 +251,14 @@ fn footnotes(summary: &Summary) -> String {
             .to_owned(),
         "**sessions**: `60 × 3` are 60 sessions, averaged over 3 seeds each.".to_owned(),
     ];
+    if summary.rows.iter().any(|row| row.needle.is_some()) {
+        notes.push(
+            "**Needles** are numbers of an answer that stand in an earlier turn. **needles live**: share of their \
+             tokens there, at the place where most are, that are live as the answer begins. **NLL full**: negative \
+             log-likelihood of the number in the recorded answer with the full cache; **ΔNLL**: what pruning adds."
+                .to_owned(),
+        );
+    }
     if summary.rows.iter().any(|row| row.sessions < FEW_SESSIONS) {
         notes.push(format!(
             "Some results have fewer than {FEW_SESSIONS} sessions: their intervals come out too narrow."
@@ -246,6 +270,7 @@ fn footnotes(summary: &Summary) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::result::Scores;
     use super::super::summary::{Options, summarise, summarise_with};
     use super::super::tests::{hand_made, lines};
     use super::*;
@@ -305,6 +330,22 @@ mod tests {
         // Exchanged: 0.1 at reads 0.375, and 0.075 at 0.625 on the line from snapkv's last budget to `full`.
         assert_eq!(cells[4], "**−0.0875 [−0.0875, −0.0875]**");
         assert_eq!(cells[9], "3 of 3");
+    }
+
+    #[test]
+    fn needles_have_a_table_where_there_are_any() {
+        let mut run = hand_made();
+        assert!(!markdown(&summarise(&run)).contains("Needles"));
+        for session in run.sessions.iter_mut().filter(|session| session.policy == "snapkv") {
+            let turn = &mut session.turns[0];
+            (turn.needle_tokens, turn.needle_live) = (10, if session.trace == "a" { 4 } else { 9 });
+            turn.needle = Scores { tokens: 4, nll_full_sum: 2.0, nll_pruned_sum: 6.0, ..Scores::default() };
+        }
+        let page = markdown(&summarise(&run));
+        let cells = row_under(&page, "\nNeedles:\n", "snapkv");
+        assert_eq!(cells[1..], ["65.0 %", "0.500", "+1.00", "2"]);
+        let (_, below) = page.split_once("\nNeedles:\n").unwrap();
+        assert!(!below.split("\n#").next().unwrap().contains("| random |"), "it has none: {page}");
     }
 
     #[test]

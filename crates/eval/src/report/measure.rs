@@ -14,6 +14,7 @@ use crate::stats::mean;
 pub(super) enum Tokens {
     All,
     Argument,
+    Needle,
 }
 
 impl Tokens {
@@ -21,6 +22,7 @@ impl Tokens {
         match self {
             Self::All => &turn.scored,
             Self::Argument => &turn.argument,
+            Self::Needle => &turn.needle,
         }
     }
 }
@@ -117,6 +119,16 @@ pub(super) fn delta_nll(session: &SessionResult, tokens: Tokens) -> Option<f64> 
 fn per_token(session: &SessionResult, tokens: Tokens, of: impl Fn(&Scores) -> f64) -> Option<f64> {
     let scored = sum(session, |turn| tokens.of(turn).tokens as f64);
     ratio(sum(session, |turn| of(tokens.of(turn))), scored)
+}
+
+/// What the full cache's negative log-likelihood of the recorded tokens is, per token, in nats.
+pub(super) fn nll_full(session: &SessionResult, tokens: Tokens) -> Option<f64> {
+    per_token(session, tokens, |scores| scores.nll_full_sum)
+}
+
+/// Tokens of needles that are live as the answer begins, over all of them.
+pub(super) fn needles_live(session: &SessionResult) -> Option<f64> {
+    ratio(sum(session, |turn| turn.needle_live as f64), sum(session, |turn| turn.needle_tokens as f64))
 }
 
 /// Rows read while decoding, for scoring and to copy rows back, over the rows that the full cache reads.

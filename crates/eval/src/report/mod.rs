@@ -23,5 +23,7 @@ pub use markdown::markdown;
 pub use result::{
     FORMAT, Mode, PrefixHit, ResultError, RunInfo, RunResult, Scores, SessionResult, TurnResult,
 };
-pub use summary::{Fidelity, Options, Refused, Row, Summary, Versus, json, summarise, summarise_with};
+pub use summary::{
+    Fidelity, Needles, Options, Refused, Row, Summary, Versus, json, summarise, summarise_with,
+};
 pub use svg::svg;

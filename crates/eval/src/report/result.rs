@@ -101,6 +101,12 @@ pub struct TurnResult {
     pub scored: Scores,
     /// Over those of them that repeat a value from earlier in the session.
     pub argument: Scores,
+    /// Over those of them that are numbers from an earlier turn: see [`crate::needles`].
+    pub needle: Scores,
+    /// Tokens of those numbers where they stand in earlier turns.
+    pub needle_tokens: u64,
+    /// Those of them that are live as the answer begins.
+    pub needle_live: u64,
     /// Rows read while decoding: the sum over steps of the live rows that a layer sees, averaged over layers.
     pub kv_rows_read: f64,
     /// The same on the same trajectory with nothing evicted.
@@ -216,17 +222,20 @@ impl RunResult {
 impl TurnResult {
     fn unsound(&self) -> Option<&'static str> {
         let scores = |of: &Scores| [of.kl_sum, of.nll_full_sum, of.nll_pruned_sum];
-        let mut numbers = scores(&self.scored).into_iter().chain(scores(&self.argument)).chain([
+        let kinds = [&self.scored, &self.argument, &self.needle];
+        let mut numbers = kinds.into_iter().flat_map(scores).chain([
             self.kv_rows_read,
             self.kv_rows_full,
             self.scoring_rows,
         ]);
         if !numbers.all(f64::is_finite) {
             Some("a sum is not finite")
-        } else if [&self.scored, &self.argument].iter().any(|of| of.top1_agree > of.tokens) {
+        } else if kinds.iter().any(|of| of.top1_agree > of.tokens) {
             Some("more tokens agree than were scored")
-        } else if self.argument.tokens > self.scored.tokens {
-            Some("more argument tokens than scored ones")
+        } else if self.argument.tokens.max(self.needle.tokens) > self.scored.tokens {
+            Some("more argument or needle tokens than scored ones")
+        } else if self.needle_live > self.needle_tokens {
+            Some("more tokens of needles are live than there are")
         } else if [self.kv_rows_read, self.kv_rows_full, self.scoring_rows].iter().any(|rows| *rows < 0.0) {
             Some("a count of rows is negative")
         } else {

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::budget::BudgetLabel;
 use super::equal::{Comparison, Draws, Pair, compare};
 use super::measure::{
-    Cell, Cells, Place, Tokens, cells, delta_nll, family, kl, peak_live_share, prompt_share, ratio,
-    reads_share, top1, total,
+    Cell, Cells, Place, Tokens, cells, delta_nll, family, kl, needles_live, nll_full, peak_live_share,
+    prompt_share, ratio, reads_share, top1, total,
 };
 use super::result::{Mode, RunInfo, RunResult, TurnResult};
 use crate::stats::{Interval, RESAMPLES, paired_bootstrap, quantile};
@@ -57,6 +57,7 @@ pub struct Row {
     pub seeds: usize,
     pub all: Option<Fidelity>,
     pub argument: Option<Fidelity>,
+    pub needle: Option<Needles>,
     /// Rows read (decoding, scoring, copies) over those of the full cache.
     pub reads_share: Option<f64>,
     /// Peak of live tokens over the length of the session.
@@ -96,6 +97,19 @@ pub struct Fidelity {
     /// Share of tokens with the same most likely token.
     pub top1: f64,
     /// Negative log-likelihood of the recorded tokens, pruned less full, in nats per token.
+    pub delta_nll: f64,
+}
+
+/// How well numbers from earlier turns are found again: means over sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Needles {
+    /// Sessions that have needles.
+    pub sessions: usize,
+    /// Tokens of needles that are live as the answer begins, over all of them.
+    pub live: f64,
+    /// Negative log-likelihood of the recorded numbers, in nats per token, with the full cache.
+    pub nll_full: f64,
+    /// The same with the pruned one, less that.
     pub delta_nll: f64,
 }
 
@@ -177,6 +191,7 @@ fn row(place: &Place<'_>, policy: &str, cell: &Cell<'_>, against: Vec<Versus>) -
         seeds: cell.seeds(),
         all: fidelity(cell, Tokens::All),
         argument: fidelity(cell, Tokens::Argument),
+        needle: needles(cell),
         reads_share: cell.mean(reads_share),
         peak_live_share: cell.mean(peak_live_share),
         hit_live: cell.mean(|session| prompt_share(session, |turn| turn.prefix_hit.live)),
@@ -202,6 +217,15 @@ fn fidelity(cell: &Cell<'_>, tokens: Tokens) -> Option<Fidelity> {
         kl_p95: quantile(&requests, 0.95)?,
         top1: cell.mean(|session| top1(session, tokens))?,
         delta_nll: cell.mean(|session| delta_nll(session, tokens))?,
+    })
+}
+
+fn needles(cell: &Cell<'_>) -> Option<Needles> {
+    Some(Needles {
+        sessions: cell.values(needles_live).len(),
+        live: cell.mean(needles_live)?,
+        nll_full: cell.mean(|session| nll_full(session, Tokens::Needle))?,
+        delta_nll: cell.mean(|session| delta_nll(session, Tokens::Needle))?,
     })
 }
 

@@ -275,7 +275,7 @@ mod tests {
                     let span = start.max(16)..start + 32;
                     let (prompt, answer) =
                         (start as usize..start as usize + 32, start as usize + 32..start as usize + 40);
-                    Request { prompt, span, answer, copied: vec![false; 8] }
+                    Request { prompt, span, answer, copied: vec![false; 8], needles: Vec::new() }
                 })
                 .collect(),
         };

@@ -146,8 +146,8 @@ pub struct Message<'a> {
 
 impl View {
     /// What is said where all rows were given up.
-    pub const GIVEN_UP: &str = "no rows now: they were given up to make room, and the next turn computes again those \
-                                that were not evicted; after each turn, tokens had them, shared or not";
+    pub const GIVEN_UP: &str =
+        "no rows now: they were given up to make room; the next turn computes again what is not dead";
 
     /// Whether no token has a row, although more than an answer's last one would.
     pub fn given_up(positions: &[PositionView]) -> bool {
