@@ -6,6 +6,8 @@ mod cluster;
 mod etcd;
 mod faults;
 mod inspect;
+mod network;
+mod partition;
 mod process;
 mod processes;
 mod ranks;

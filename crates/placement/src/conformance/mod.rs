@@ -16,7 +16,7 @@ use hawser_common::{Epoch, GroupId, SessionId, SessionKey, TenantId};
 use crate::store::Store;
 pub use mirror::Mirror;
 pub use proxy::Proxy;
-pub use server::{EtcdServer, TlsFiles};
+pub use server::{EtcdServer, TlsFiles, etcd_program};
 
 /// A fresh store, and a way to let time pass for it.
 pub struct Harness {
