@@ -7,6 +7,7 @@ use anyhow::{Context, bail};
 use hawser_common::config;
 use hawser_common::{Coded, ErrorCode};
 use hawser_router::RouterOptions;
+use hawser_telemetry::TelemetryOptions;
 use hawser_worker::WorkerOptions;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -32,6 +33,7 @@ pub struct Config {
     pub grace_s: u64,
     pub router: RouterOptions,
     pub worker: WorkerOptions,
+    pub telemetry: TelemetryOptions,
 }
 
 /// A key out of its bounds.
@@ -43,6 +45,8 @@ pub enum InvalidConfig {
     Worker(#[from] hawser_worker::InvalidOptions),
     #[error("wrong configuration: router.{0}")]
     Router(#[from] hawser_router::InvalidOptions),
+    #[error("wrong configuration: telemetry.{0}")]
+    Telemetry(#[from] hawser_telemetry::InvalidOptions),
 }
 
 impl Coded for InvalidConfig {
@@ -59,6 +63,7 @@ impl Default for Config {
             grace_s: 30,
             router: RouterOptions { listen: LISTEN, ..RouterOptions::default() },
             worker: WorkerOptions::default(),
+            telemetry: TelemetryOptions::default(),
         }
     }
 }
@@ -125,6 +130,7 @@ impl Config {
             worker.model = models::DEMO_NAME.into();
         }
         worker.validate()?;
+        self.telemetry.validate()?;
         Ok(self.router.validate()?)
     }
 

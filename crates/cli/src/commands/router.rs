@@ -7,10 +7,11 @@ use std::time::Duration;
 use anyhow::Context;
 use hawser_common::clock::Clock;
 use hawser_common::tasks::Tasks;
+use hawser_common::telemetry::Telemetry;
 use hawser_placement::{EmbeddedOptions, EmbeddedStore, Store};
 use hawser_router::Router;
 
-use super::serving::{announce_stop, stop_signal};
+use super::serving::{announce_stop, flush, observe, stop_signal};
 use crate::args::Global;
 use crate::config::{Config, Overrides};
 use crate::console::line;
@@ -36,12 +37,18 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     let config = Config::load(global, flags)?;
     config.validate()?;
     config.print();
+    let pipeline = observe(global, &config, "router", "info").await?;
+    let served = serve(&config, pipeline.telemetry()).await;
+    flush(pipeline, served).await
+}
+
+async fn serve(config: &Config, telemetry: &Telemetry) -> anyhow::Result<()> {
     let clock = Clock::system();
     let tasks = Tasks::new();
     let embedded = EmbeddedStore::start(clock.clone(), &tasks, EmbeddedOptions::served());
     let store: Arc<dyn Store> = Arc::<EmbeddedStore>::clone(&embedded);
-    let router =
-        Router::start(&config.router, store, Some(embedded), clock).context("cannot start the router")?;
+    let router = Router::start_observed(&config.router, store, Some(embedded), clock, telemetry)
+        .context("cannot start the router")?;
     line(format!("router listens on http://{}", router.addr()));
     line(format!("add groups with: hawser worker --router http://{} --group NAME", router.addr()));
     stop_signal().await?;

@@ -8,10 +8,11 @@ use std::time::Duration;
 use anyhow::Context;
 use hawser_client::Client;
 use hawser_common::clock::Clock;
+use hawser_common::telemetry::Telemetry;
 use hawser_placement::Store;
 use hawser_worker::{RemoteStore, Worker, WorkerHandle, WorkerOptions, follow_leader};
 
-use super::serving::{announce_loading, announce_stop, stop_signal, unless_stopped};
+use super::serving::{announce_loading, announce_stop, flush, observe, stop_signal, unless_stopped};
 use crate::args::Global;
 use crate::config::{Config, Overrides};
 use crate::console::{bytes, count, counted, line, time};
@@ -83,10 +84,16 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     config.validate()?;
     config.worker.model = models::resolve(&config.worker.model, &global.model_dir)?;
     config.print();
+    let pipeline = observe(global, &config, "worker", "info").await?;
+    let served = serve(config, pipeline.telemetry()).await;
+    flush(pipeline, served).await
+}
+
+async fn serve(config: Config, telemetry: &Telemetry) -> anyhow::Result<()> {
     if config.worker.rank > 0 {
         return follow(config.worker).await;
     }
-    let Some((group, router)) = unless_stopped(Box::pin(start(&config))).await? else {
+    let Some((group, router)) = unless_stopped(Box::pin(start(&config, telemetry))).await? else {
         return Ok(());
     };
     announce_ready(&group);
@@ -131,13 +138,13 @@ async fn known_to(router: &Client, group: &WorkerHandle) -> anyhow::Result<bool>
     Ok(tokio::time::timeout(JOIN_LIMIT, seen).await.is_ok())
 }
 
-async fn start(config: &Config) -> anyhow::Result<(WorkerHandle, Client)> {
+async fn start(config: &Config, telemetry: &Telemetry) -> anyhow::Result<(WorkerHandle, Client)> {
     let advice = "cannot join a router; start one with `hawser router`, or name it with --router";
     // Asked before the model is loaded: the store itself connects only when it is used.
     let router = Client::connect(&config.server).await.context(advice)?;
     let store: Arc<dyn Store> = Arc::new(RemoteStore::new(router.uri()).context(advice)?);
     announce_loading(&config.worker.model, 1);
-    let started = Worker::start(config.worker.clone(), store, Clock::system()).await;
+    let started = Worker::start_observed(config.worker.clone(), store, Clock::system(), telemetry).await;
     let group = started.with_context(|| format!("cannot start group {}", config.worker.group))?;
     Ok((group, router))
 }
