@@ -3,6 +3,7 @@
 
 mod arrows;
 mod cluster;
+mod etcd;
 mod faults;
 mod inspect;
 mod process;
