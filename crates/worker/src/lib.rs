@@ -15,7 +15,7 @@ mod server;
 pub mod session;
 pub mod turn;
 
-pub use lifecycle::{FollowerError, follow_leader};
+pub use lifecycle::{FollowerError, follow_leader, follow_leader_observed};
 pub use lifecycle::{LoadError, LoadReport, StartError, Worker, WorkerHandle};
 pub use metrics::{METRICS, Moved, WorkerMetrics};
 pub use options::{InvalidOptions, KvType, WorkerOptions};

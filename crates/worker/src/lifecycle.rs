@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::transport::Server;
 
-pub use follow::{FollowerError, follow_leader};
+pub use follow::{FollowerError, follow_leader, follow_leader_observed};
 pub use load::{LoadError, LoadReport};
 use load::{Loaded, load};
 
@@ -102,8 +102,8 @@ impl Worker {
             .and_then(|listener| Ok((listener.local_addr()?, listener)))
             .map_err(|source| StartError::Listen { address: options.listen, source })?;
         let loading = options.clone();
-        let timer = clock.clone();
-        let loaded = tokio::task::spawn_blocking(move || load(&loading, &timer))
+        let (timer, tracer) = (clock.clone(), telemetry.tracer.clone());
+        let loaded = tokio::task::spawn_blocking(move || load(&loading, &timer, &tracer))
             .await
             .map_err(|error| StartError::Server(error.to_string()))??;
         Self::serve(options, loaded, store, (clock, telemetry), listener).await

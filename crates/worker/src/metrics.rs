@@ -282,6 +282,11 @@ impl TurnWatch {
         Self { metrics: metrics.clone(), clock: clock.clone(), arrived, span, is_ended: false }
     }
 
+    /// What spans of ranks hang under.
+    pub(crate) fn parent(&self) -> &TraceParent {
+        self.span.parent()
+    }
+
     /// The span that log lines of this turn stand in.
     pub(crate) fn lines(&self) -> tracing::Span {
         let empty = tracing::field::Empty;

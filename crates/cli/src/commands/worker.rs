@@ -8,7 +8,7 @@ use anyhow::Context;
 use hawser_client::Client;
 use hawser_common::clock::Clock;
 use hawser_common::telemetry::Telemetry;
-use hawser_worker::{Worker, WorkerHandle, WorkerOptions, follow_leader};
+use hawser_worker::{Worker, WorkerHandle, WorkerOptions, follow_leader_observed};
 
 use super::placing;
 use super::serving::{announce_loading, announce_stop, flush, observe, stop_signal, unless_stopped};
@@ -95,7 +95,7 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
 
 async fn serve(config: Config, telemetry: &Telemetry) -> anyhow::Result<()> {
     if config.worker.rank > 0 {
-        return follow(config.worker).await;
+        return follow(config.worker, telemetry.clone()).await;
     }
     let Some((group, router)) = unless_stopped(Box::pin(start(&config, telemetry))).await? else {
         return Ok(());
@@ -116,9 +116,9 @@ async fn serve(config: Config, telemetry: &Telemetry) -> anyhow::Result<()> {
 }
 
 /// A rank that does not lead: until its leader ends the group, or a signal comes.
-async fn follow(worker: WorkerOptions) -> anyhow::Result<()> {
+async fn follow(worker: WorkerOptions, telemetry: Telemetry) -> anyhow::Result<()> {
     line(format!("rank {} of {}; the leader is at {}", worker.rank, worker.world, worker.rendezvous));
-    let following = tokio::task::spawn_blocking(move || follow_leader(&worker));
+    let following = tokio::task::spawn_blocking(move || follow_leader_observed(&worker, &telemetry));
     if let Some(ended) = unless_stopped(async { anyhow::Ok(following.await?) }).await? {
         ended?;
     }

@@ -108,6 +108,12 @@ impl Tracer {
         Self(Some(Arc::new(tracer)))
     }
 
+    /// Whether spans go anywhere.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// A span under `parent`, or the first of a trace, that began at `from`. Whether it is recorded is decided with a
     /// trace's first span.
     #[must_use]

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::command::{Command, DriverOptions, Turn};
 use crate::metrics::WorkerMetrics;
-use crate::ranks::{BEAT, FormError, Formation, Leader, RankError, Scoring};
+use crate::ranks::{BEAT, FormError, Formation, Leader, RankError, Scoring, TableChange, Traced};
 use crate::scheduler::{Kept, PlanEntry, Scheduler, SequenceId, StepPlan, Verdict};
 use crate::turn::{Finish, Generation, PruneTime, Timeline, TurnEnd, TurnError, TurnEvent, Usage};
 
@@ -39,12 +39,22 @@ struct Running {
     /// Time spent in prunes.
     pruning: Duration,
     prunes: Vec<PruneTime>,
+    /// Where its turn is traced.
+    trace: Option<(u128, u64)>,
 }
 
 impl Running {
     fn new(generation: Generation, events: mpsc::Sender<TurnEvent>, now: Tick) -> Self {
-        let (pruning, prunes) = (Duration::ZERO, Vec::new());
-        Self { generation, events, first_token: None, arrived: now, last_token: None, pruning, prunes }
+        Self {
+            generation,
+            events,
+            first_token: None,
+            arrived: now,
+            last_token: None,
+            pruning: Duration::ZERO,
+            prunes: Vec::new(),
+            trace: None,
+        }
     }
 }
 
@@ -222,14 +232,15 @@ impl Driver {
     }
 
     fn submit(&mut self, turn: Turn, now: Tick) {
-        let Turn { submission, generation, events } = turn;
+        let Turn { submission, generation, events, trace } = turn;
         if self.leader.is_none() {
             return send(&events, TurnEvent::Failed(TurnError::GroupDown));
         }
         let id = submission.id;
         match self.scheduler.submit(submission, now) {
             Ok(()) => {
-                self.running.insert(id, Running::new(generation, events, now));
+                let turn = Running { trace: trace.ids(), ..Running::new(generation, events, now) };
+                self.running.insert(id, turn);
             }
             Err(refusal) => send(&events, TurnEvent::Failed(refusal.into())),
         }
@@ -258,8 +269,11 @@ impl Driver {
         }
     }
 
-    fn execute(&mut self, plan: StepPlan) {
+    fn execute(&mut self, mut plan: StepPlan) {
         let Some(leader) = &mut self.leader else { return };
+        if leader.has_followers() {
+            plan.traces = traces(&self.running, &plan.tables);
+        }
         let started = self.clock.now();
         self.due = started.after(BEAT);
         let rows = plan.rows();
@@ -400,6 +414,16 @@ impl Driver {
         };
         send(&turn.events, TurnEvent::Finished(Box::new(end)));
     }
+}
+
+/// What the ranks are told of turns that are traced: with the first rows of each.
+fn traces(running: &HashMap<SequenceId, Running>, tables: &[TableChange]) -> Vec<Traced> {
+    let traced = |change: &TableChange| {
+        let TableChange::Set { sequence, .. } = change else { return None };
+        let (trace, span) = running.get(sequence)?.trace?;
+        Some(Traced { sequence: *sequence, trace, span })
+    };
+    tables.iter().filter_map(traced).collect()
 }
 
 fn is_full(events: &mpsc::Sender<TurnEvent>) -> bool {

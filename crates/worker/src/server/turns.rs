@@ -9,7 +9,7 @@ use hawser_common::request::TurnRequest;
 use hawser_common::retention::{Choice, Retention};
 use hawser_common::sampling::Sampling;
 use hawser_common::tasks::Tasks;
-use hawser_common::telemetry::Telemetry;
+use hawser_common::telemetry::{Telemetry, TraceParent};
 use hawser_common::{Epoch, GroupId, SessionKey, TenantId};
 use hawser_placement::{ClaimError, RegistrationHandle};
 use tokio::sync::mpsc;
@@ -134,7 +134,8 @@ impl TurnService {
         prompt.retention = is_chosen.then(|| retention.clone());
         let keep = keep(&shared.text, shared.context, &prompt, (retention, &intent))?;
         let mut guard = TurnGuard { shared: Arc::clone(shared), key: key.clone(), held };
-        let (id, events) = self.submit((tenant, key.as_ref()), (&prompt, keep), &sampling, deadline)?;
+        let (id, events) =
+            self.submit((tenant, key.as_ref()), (&prompt, keep), &sampling, (deadline, watch.parent()))?;
         watch.request(id.0);
         if let (Some(key), Some(held)) = (&key, &mut guard.held) {
             // Prefill is running meanwhile; nothing has left this process yet.
@@ -165,7 +166,7 @@ impl TurnService {
         (namespace, key): (TenantId, Option<&SessionKey>),
         (prompt, keep): (&Prompt, Keep),
         sampling: &Sampling,
-        deadline: Option<Tick>,
+        (deadline, trace): (Option<Tick>, &TraceParent),
     ) -> Result<(SequenceId, mpsc::Receiver<crate::turn::TurnEvent>), TurnError> {
         let shared = &self.shared;
         let (tokens, context) = (&prompt.tokens, shared.context);
@@ -186,7 +187,7 @@ impl TurnService {
         let submission =
             Submission { id, session, namespace, prompt: tokens.clone(), max_new, deadline, keep };
         let (sender, events) = mpsc::channel(shared.stream_buffer + Turn::MIN_ROOM);
-        shared.driver.run(Turn { submission, generation, events: sender })?;
+        shared.driver.run(Turn { submission, generation, events: sender, trace: trace.clone() })?;
         Ok((id, events))
     }
 }
