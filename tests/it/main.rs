@@ -3,6 +3,7 @@
 
 mod arrows;
 mod cluster;
+mod collector;
 mod etcd;
 mod faults;
 mod inspect;
@@ -12,4 +13,5 @@ mod process;
 mod processes;
 mod ranks;
 mod retention;
+mod telemetry;
 mod turns;
