@@ -21,6 +21,7 @@ pub(crate) mod relay;
 mod router;
 mod service;
 mod store_service;
+mod strategy;
 pub(crate) mod upstream;
 pub(crate) mod view;
 
@@ -28,3 +29,4 @@ pub use error::RouteError;
 pub use options::{InvalidOptions, RouterOptions};
 pub use router::{Router, RouterHandle, StartError};
 pub use store_service::StoreService;
+pub use strategy::Strategy;

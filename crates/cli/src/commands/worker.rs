@@ -38,6 +38,12 @@ pub struct Options {
     /// A .gguf file, a checkpoint directory, or a name in the folder of models [default: smollm2-135m]
     #[arg(long, value_name = "MODEL")]
     model: Option<PathBuf>,
+    /// What computes: `model`, or `simulated` for tests without a checkpoint [default: model]
+    #[arg(long, value_name = "ENGINE")]
+    engine: Option<String>,
+    /// Tokens that the KV pool holds, instead of memory
+    #[arg(long, value_name = "TOKENS", conflicts_with = "kv_memory_mib")]
+    slots: Option<usize>,
     /// URI of the router to join [default: http://127.0.0.1:7070]
     #[arg(long, visible_alias = "server", value_name = "URI")]
     router: Option<String>,
@@ -75,13 +81,15 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     flags.set("worker.listen", options.listen.map(|address| address.to_string()));
     flags.set("worker.threads", options.threads);
     flags.set("worker.kv_memory_mib", options.kv_memory_mib);
+    flags.set("worker.engine", options.engine.clone());
+    flags.set("worker.kv_slots", options.slots);
     flags.set("worker.tp", options.tp);
     flags.set("worker.rank", options.rank);
     flags.set("worker.world", options.world);
     flags.set("worker.rendezvous", options.rendezvous.clone());
     let mut config = Config::load(global, flags)?;
     config.validate()?;
-    config.worker.model = models::resolve(&config.worker.model, &global.model_dir)?;
+    config.worker.model = models::of_worker(&config.worker, &global.model_dir)?;
     config.print();
     if config.worker.rank > 0 {
         return follow(config.worker).await;
@@ -136,7 +144,7 @@ async fn start(config: &Config) -> anyhow::Result<(WorkerHandle, Client)> {
     // Asked before the model is loaded: the store itself connects only when it is used.
     let router = Client::connect(&config.server).await.context(advice)?;
     let store: Arc<dyn Store> = Arc::new(RemoteStore::new(router.uri()).context(advice)?);
-    announce_loading(&config.worker.model, 1);
+    announce_loading(&config.worker, 1);
     let started = Worker::start(config.worker.clone(), store, Clock::system()).await;
     let group = started.with_context(|| format!("cannot start group {}", config.worker.group))?;
     Ok((group, router))

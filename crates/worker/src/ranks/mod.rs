@@ -5,6 +5,7 @@
 //! ends the group instead of leaving a command out.
 
 mod command;
+mod engine;
 mod follower;
 mod formation;
 mod leader;
@@ -16,6 +17,7 @@ mod tables;
 mod threads;
 
 pub use command::{Command, CommandError, Scoring, Work};
+pub use engine::Engine;
 pub use follower::follow;
 pub use formation::{FormError, Formation};
 pub use leader::Leader;

@@ -5,12 +5,13 @@
 
 use hawser_common::{Coded, ErrorCode};
 use hawser_device::collective::{CollectiveError, StepTag};
-use hawser_model::executor::{Batch, Executor, LogitRows, Logits, Scores, Sequence, StepError};
+use hawser_model::executor::{Batch, LogitRows, Logits, Scores, Sequence, StepError};
 use thiserror::Error;
 
 use super::command::{Command, CommandError, Scoring, Work};
+use super::engine::Engine;
 use super::tables::{Table, Tables};
-use crate::scheduler::{RankChange, StepPlan};
+use crate::scheduler::StepPlan;
 
 /// Why a rank cannot go on. The group is over.
 #[derive(Debug, Error)]
@@ -54,7 +55,7 @@ pub enum Outcome {
 /// A rank's state.
 #[derive(Debug)]
 pub struct Rank {
-    executor: Executor,
+    engine: Box<dyn Engine>,
     tables: Tables,
     epoch: u64,
     /// The step that is due.
@@ -64,13 +65,8 @@ pub struct Rank {
 impl Rank {
     /// A rank at the beginning of an epoch.
     #[must_use]
-    pub fn new(executor: Executor, epoch: u64) -> Self {
-        Self { executor, tables: Tables::default(), epoch, next: 1 }
-    }
-
-    #[must_use]
-    pub fn executor(&self) -> &Executor {
-        &self.executor
+    pub fn new(engine: impl Engine + 'static, epoch: u64) -> Self {
+        Self { engine: Box::new(engine), tables: Tables::default(), epoch, next: 1 }
     }
 
     #[must_use]
@@ -100,31 +96,19 @@ impl Rank {
             return Err(RankError::Gap { expected, own, found: *step, epoch: *epoch });
         }
         self.next += 1;
-        self.executor.begin(StepTag { epoch: self.epoch, step: *step });
+        self.engine.begin(StepTag { epoch: self.epoch, step: *step });
         match work {
             Work::Run(plan) => self.run_plan(plan),
             Work::Score(changes, scoring) => {
-                self.change_all(changes);
+                changes.iter().for_each(|change| self.engine.change(change));
                 self.score(scoring)
             }
             Work::Beat | Work::End => Ok(Outcome::Nothing),
         }
     }
 
-    fn change_all(&mut self, changes: &[RankChange]) {
-        for change in changes {
-            match change {
-                RankChange::Begin(id) => self.executor.begin_memory(*id),
-                RankChange::TakeBack(id) => self.executor.take_back_memory(*id),
-                RankChange::Fork { from, to } => self.executor.fork_memory(*from, *to),
-                RankChange::Forget(id) => self.executor.forget_memory(*id),
-                RankChange::Move(row) => self.executor.move_row(row),
-            }
-        }
-    }
-
     fn run_plan(&mut self, plan: &StepPlan) -> Result<Outcome, RankError> {
-        self.change_all(&plan.changes);
+        plan.changes.iter().for_each(|change| self.engine.change(change));
         plan.tables.iter().for_each(|change| self.tables.apply(change));
         if plan.entries.is_empty() {
             return Ok(Outcome::Nothing);
@@ -150,18 +134,18 @@ impl Rank {
             slots: &plan.slots,
             sequences: &sequences,
         };
-        let logits = self.executor.step(&batch)?;
+        let logits = self.engine.step(&batch)?;
         for entry in plan.entries.iter().filter(|entry| !entry.hint) {
             let (positions, slots) = (&plan.positions[entry.rows.clone()], &plan.slots[entry.rows.clone()]);
             self.tables.append(entry.sequence, positions, slots);
         }
         for (observe, recursion) in plan.entries.iter().filter_map(|e| e.observe.as_ref().zip(e.remember)) {
-            self.executor.remember(observe.memory, recursion);
+            self.engine.remember(observe.memory, recursion);
         }
         Ok(Outcome::Logits(logits))
     }
 
     fn score(&mut self, scoring: &Scoring) -> Result<Outcome, RankError> {
-        Ok(Outcome::Scores(self.executor.score(&scoring.request())?))
+        Ok(Outcome::Scores(self.engine.score(&scoring.request())?))
     }
 }
