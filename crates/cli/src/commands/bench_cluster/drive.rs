@@ -96,7 +96,7 @@ impl Load {
         let tasks = Tasks::new();
         let streams = (0..self.plan.streams.max(1)).map(|stream| {
             let load = Arc::clone(self);
-            tasks.spawn(async move { load.stream(stream, turns).await })
+            tasks.spawn(async move { Box::pin(load.stream(stream, turns)).await })
         });
         let streams: Vec<_> = streams.collect();
         let mut total = Tally::default();

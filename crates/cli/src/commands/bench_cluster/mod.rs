@@ -91,6 +91,13 @@ impl Options {
                 bail!("--{name} is {found}; allowed is {low} to {high}");
             }
         }
+        if plan.longest() >= plan.slots {
+            bail!(
+                "a session of {} tokens does not fit a pool of {}: lower --turns",
+                plan.longest(),
+                plan.slots
+            );
+        }
         Ok(plan)
     }
 }
