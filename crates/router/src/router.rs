@@ -27,7 +27,8 @@ use tracing::{error, info};
 
 use crate::admission::Admission;
 use crate::attempts::Limits;
-use crate::follow::follow;
+use crate::continuation::Continuations;
+use crate::follow::{Follower, follow};
 use crate::options::{InvalidOptions, RouterOptions};
 use crate::place::Placer;
 use crate::service::HawserService;
@@ -92,7 +93,9 @@ impl Router {
         let view = Arc::new(View::new(clock.clone(), options.max_sessions, seed));
         let upstream = Arc::new(Upstream::new(options.connect_timeout()));
         let (tasks, closing, cut) = (Tasks::new(), CancellationToken::new(), CancellationToken::new());
-        tasks.spawn(follow(store, Arc::clone(&view), Arc::clone(&upstream), tasks.stopping()));
+        let follower =
+            Follower { view: Arc::clone(&view), upstream: Arc::clone(&upstream), relist: options.relist() };
+        tasks.spawn(follow(store, follower, tasks.stopping()));
         let (health, health_service) = tonic_health::server::health_reporter();
         tasks.spawn(report_health(health, Arc::clone(&view), closing.clone()));
 
@@ -103,6 +106,7 @@ impl Router {
             upstream,
             admission: admission.clone(),
             call_timeout: options.call_timeout(),
+            continuations: Continuations::new(options.continuations, options.continuation_memory_mib),
             cut: cut.clone(),
         };
         let hawser = HawserServer::new(service)

@@ -1,21 +1,24 @@
-//! One turn: placed, opened, relayed.
+//! One turn: placed, opened, relayed, and gone on with elsewhere.
 
 use std::sync::Arc;
 
-use hawser_common::ErrorCode;
+use hawser_common::{ErrorCode, TenantId};
 use hawser_proto::fault::{Fault, Origin};
 use hawser_proto::v1::generate_request::Input;
 use hawser_proto::v1::generate_response::Frame;
 use hawser_proto::{convert, fault, v1};
+use prost::Message as _;
 use tonic::metadata::AsciiMetadataValue;
 use tonic::{Request, Response, Streaming};
 
 use super::{HawserService, route};
 use crate::attempts::Replay;
+use crate::continuation::Kept;
 use crate::deadline::Deadline;
 use crate::error::RouteError;
 use crate::place::{Call, To};
-use crate::relay::{Ends, Relay};
+use crate::prefix::Prefix;
+use crate::relay::{Ends, Part, Relay, Reopen, Resume};
 use crate::view::Target;
 
 /// Initial metadata that carries the session's handle.
@@ -30,37 +33,74 @@ impl HawserService {
         request: Request<v1::GenerateRequest>,
     ) -> Result<Response<Relay>, RouteError> {
         let deadline = Deadline::of(request.metadata(), &self.placer.clock);
-        let request = Arc::new(request.into_inner());
+        let mut request = request.into_inner();
         let session = convert::optional_session(&request.session)?.map(Self::key);
         convert::optional_model(&request.model)?;
         let permit = self.admission.enter()?;
-        let replay = if session.is_some() && is_delta(&request) { Replay::Delta } else { Replay::Safe };
-        let call = Call { session, model: request.model.clone(), to: To::Group, replay, deadline };
-        let ask = |target: Target| {
-            let request = Arc::clone(&request);
-            async move { self.open_turn(&target, &request, deadline).await }
-        };
-        let ((first, upstream), target, in_flight) = self.placer.place(&call, ask).await?;
-        let handle = session_handle(&first);
+        let delta = is_delta(&request);
+        let replay = if session.is_some() && delta { Replay::Delta } else { Replay::Safe };
+        let prefix = Prefix::of(TenantId::single().as_str(), &request);
+        let model = request.model.clone();
+        let call = Call { session, model, prefix, to: To::Group, replay, deadline };
+        let may_continue = !delta && !request.no_continuation;
+        let kept = may_continue.then(|| self.continuations.keep(request.encoded_len())).flatten();
+        if kept.is_some() {
+            // Another group must draw the same numbers.
+            request.sampling.get_or_insert_default().seed.get_or_insert_with(rand::random);
+        }
+        let request = Arc::new(request);
+        let part = self.place_turn(&call, &request, None).await?;
+        let resume = kept.map(|kept| self.resume(call, request, kept));
+        let handle = part.first.as_ref().and_then(session_handle);
         let ends = Ends {
             deadline: deadline.left(&self.placer.clock).map(|left| Box::pin(tokio::time::sleep(left))),
             cut: Box::pin(self.cut.clone().cancelled_owned()),
         };
-        let relay = Relay::new(target.owner.group, first, upstream, ends, (permit, in_flight));
-        let mut response = Response::new(relay);
+        let mut response = Response::new(Relay::new(part, resume, ends, permit));
         if let Some(handle) = handle {
             response.metadata_mut().insert(SESSION_HEADER, handle);
         }
         Ok(response)
     }
 
+    /// How the turn goes on after its group was lost: the owner is waited for while its lease may live, since only then
+    /// another group can have the session.
+    fn resume(&self, call: Call, request: Arc<v1::GenerateRequest>, kept: Kept) -> Resume {
+        let (service, call) = (self.clone(), Arc::new(call));
+        let reopen: Reopen = Box::new(move |point, lost| {
+            let (service, call, request) = (service.clone(), Arc::clone(&call), Arc::clone(&request));
+            Box::pin(async move {
+                service.placer.view.shun(&lost);
+                service.place_turn(&call, &request, Some(point)).await
+            })
+        });
+        Resume { left: self.continuations.most, kept, reopen }
+    }
+
+    async fn place_turn(
+        &self,
+        call: &Call,
+        request: &Arc<v1::GenerateRequest>,
+        continue_from: Option<v1::ContinueFrom>,
+    ) -> Result<Part, RouteError> {
+        let ask = |target: Target| {
+            let message = v1::WorkerGenerateRequest {
+                route: route(&target),
+                request: Some(v1::GenerateRequest::clone(request)),
+                continue_from: continue_from.clone(),
+            };
+            async move { self.open_turn(&target, message, call.deadline).await }
+        };
+        let ((first, upstream), target, in_flight) = self.placer.place(call, ask).await?;
+        Ok(Part { group: target.owner.group, first: Some(first), upstream, _in_flight: in_flight })
+    }
+
     async fn open_turn(
         &self,
         target: &Target,
-        request: &v1::GenerateRequest,
+        message: v1::WorkerGenerateRequest,
         deadline: Deadline,
     ) -> Result<Opened, Fault> {
-        let message = v1::WorkerGenerateRequest { route: route(target), request: Some(request.clone()) };
         let opened = self.client(target)?.generate(self.wire(message, deadline)).await;
         let mut stream = opened.map_err(|status| fault(&status))?.into_inner();
         match stream.message().await {

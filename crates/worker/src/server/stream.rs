@@ -19,6 +19,8 @@ const MAX_CHUNK_TOKENS: usize = 64;
 pub(crate) struct TurnStreamParts {
     pub(crate) guard: TurnGuard,
     pub(crate) prompt: Prompt,
+    /// Tokens of the answer that another group delivered.
+    pub(crate) continued: usize,
     pub(crate) events: mpsc::Receiver<TurnEvent>,
     pub(crate) tracked: TaskTrackerToken,
 }
@@ -28,6 +30,7 @@ pub(crate) struct TurnStreamParts {
 pub(crate) struct TurnStream {
     guard: TurnGuard,
     prompt: Option<Prompt>,
+    continued: usize,
     events: mpsc::Receiver<TurnEvent>,
     /// Taken from the channel behind tokens that went out first.
     next: Option<TurnEvent>,
@@ -44,8 +47,9 @@ enum State {
 
 impl TurnStream {
     pub(crate) fn new(parts: TurnStreamParts) -> Self {
-        let TurnStreamParts { guard, prompt, events, tracked } = parts;
-        Self { guard, prompt: Some(prompt), events, next: None, state: State::Opening, _tracked: tracked }
+        let TurnStreamParts { guard, prompt, continued, events, tracked } = parts;
+        let (prompt, state) = (Some(prompt), State::Opening);
+        Self { guard, prompt, continued, events, next: None, state, _tracked: tracked }
     }
 
     /// The session's handle, for the initial metadata.
@@ -86,12 +90,14 @@ impl TurnStream {
             group: group.to_string(),
             epoch: epoch.0,
             model: shared.model.clone(),
+            continued_tokens: u32::try_from(self.continued).unwrap_or(u32::MAX),
         }
     }
 
     fn on_event(&mut self, event: Option<TurnEvent>) -> Result<Frame, TurnError> {
         match event {
             Some(TurnEvent::Token(piece)) => Ok(Frame::Chunk(self.chunk(piece))),
+            Some(TurnEvent::Text(text)) => Ok(Frame::Chunk(v1::Chunk { text, ..Default::default() })),
             Some(TurnEvent::Finished(end)) => {
                 self.state = State::Ended;
                 Ok(Frame::Finished(self.commit(&end)))

@@ -101,11 +101,12 @@ impl v1::worker_server::Worker for WorkerService {
         request: Request<v1::WorkerGenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let limit = deadline(request.metadata()).map(|limit| self.shared.clock.now().after(limit));
-        let v1::WorkerGenerateRequest { route, request } = request.into_inner();
+        let v1::WorkerGenerateRequest { route, request, continue_from } = request.into_inner();
         let tenant = self.admit(route.as_ref())?;
         let turn = convert::turn_request(required(request, "request")?).map_err(refuse)?;
         self.check_model(&turn.model)?;
-        let stream = self.turns.start(tenant, turn, limit).await.map_err(refuse)?;
+        let begun = continue_from.map(convert::begun).transpose().map_err(refuse)?;
+        let stream = self.turns.start(tenant, turn, begun, limit).await.map_err(refuse)?;
         let session = stream.session().map(MetadataValue::try_from);
         let mut response = Response::new(Box::pin(stream.into_frames()) as Self::GenerateStream);
         if let Some(Ok(session)) = session {

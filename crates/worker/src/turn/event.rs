@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use super::error::TurnError;
+use super::generation::Generation;
 use crate::scheduler::Kept;
 
-/// In order: any number of `Token`, then exactly one of the others.
+/// In order: any number of `Token` and `Text`, then exactly one of the others.
 #[derive(Debug)]
 pub enum TurnEvent {
     Token(TokenPiece),
+    /// Text of tokens that another group has delivered.
+    Text(String),
     Finished(Box<TurnEnd>),
     Failed(TurnError),
 }
@@ -66,4 +69,15 @@ pub struct TurnEnd {
     pub decode: Duration,
     /// Scoring and evicting.
     pub pruning: Duration,
+}
+
+impl TurnEnd {
+    /// The end of an answer of which another group had generated every token: nothing ran here.
+    pub(crate) fn of_begun(finish: Finish, prompt: usize, generation: Generation) -> Self {
+        let seed = generation.seed();
+        let (tokens, text) = generation.into_output();
+        let usage = Usage { prompt, reused: prompt, generated: tokens.len(), ..Usage::default() };
+        let none = Duration::ZERO;
+        Self { finish, tokens, text, usage, seed, queued: none, prefill: none, decode: none, pruning: none }
+    }
 }
