@@ -25,7 +25,7 @@ fn drawn() -> String {
 }
 
 fn to_owner(session: SessionKey, replay: Replay, deadline: Deadline) -> Call {
-    Call { session: Some(session), model: String::new(), to: To::Owner, replay, deadline }
+    Call { session: Some(session), model: String::new(), prefix: None, to: To::Owner, replay, deadline }
 }
 
 impl HawserService {
@@ -42,7 +42,7 @@ impl HawserService {
         convert::optional_model(&request.model)?;
         let _permit = self.admission.enter()?;
         let model = request.model.clone();
-        let call = Call { session, model, to: To::Group, replay: Replay::Safe, deadline };
+        let call = Call { session, model, prefix: None, to: To::Group, replay: Replay::Safe, deadline };
         let ask = |target: Target| {
             let request = Some(request.clone());
             let message = v1::WorkerOpenSessionRequest { route: route(&target), request };
