@@ -67,7 +67,8 @@ impl Client {
             request.set_timeout(limit);
         }
         let mut rpc = self.rpc.clone();
-        FrameStream::open(limit, async move { rpc.generate(request).await }).await
+        // On the heap, because it is large and part of every future that runs a turn.
+        FrameStream::open(limit, Box::pin(async move { rpc.generate(request).await })).await
     }
 
     /// # Errors

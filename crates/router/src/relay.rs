@@ -69,7 +69,7 @@ struct Open {
 }
 
 enum Source {
-    Group(Part),
+    Group(Box<Part>),
     Lost(Lost),
 }
 
@@ -84,7 +84,7 @@ type Item = Option<Result<GenerateResponse, Status>>;
 
 impl Relay {
     pub(crate) fn new(part: Part, resume: Option<Resume>, ends: Ends, permit: Permit) -> Self {
-        let open = Some(Open { source: Source::Group(part), ends, _permit: permit });
+        let open = Some(Open { source: Source::Group(Box::new(part)), ends, _permit: permit });
         Self { delivered: Delivered::default(), open, resume, continued: Vec::new() }
     }
 
@@ -139,7 +139,7 @@ impl Relay {
             Ok(mut part) => match self.delivered.taken_up(part.first.take()) {
                 Some(placed) => {
                     self.continued.push(placed);
-                    self.open.as_mut()?.source = Source::Group(part);
+                    self.open.as_mut()?.source = Source::Group(Box::new(part));
                     return None;
                 }
                 None => format!("group {} cannot go on with answers", part.group),

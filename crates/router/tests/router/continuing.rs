@@ -86,7 +86,11 @@ async fn wherever_it_breaks_and_however_no_token_or_character_is_lost_or_sent_tw
         turn.assert_whole(TOKENS);
         assert_eq!(turn.continued.len(), 1, "case {case}");
         if !single {
-            assert_eq!(turn.continued, [turn.group.clone()], "its owner lives and goes on itself");
+            assert_eq!(
+                turn.continued,
+                std::slice::from_ref(&turn.group),
+                "its owner lives and goes on itself"
+            );
         }
     }
     cluster.assert_idle().await;

@@ -33,6 +33,8 @@ pub(crate) struct Script {
     pub(crate) chunks: usize,
     /// Text comes for so many tokens at a time, as with a stop string that is held back.
     pub(crate) lag: usize,
+    /// Time between two tokens.
+    pub(crate) pace: Duration,
     pub(crate) then: Then,
     /// The next turn breaks after so many tokens, unless another group began it.
     pub(crate) breaks: Option<(usize, Then)>,
@@ -58,6 +60,7 @@ impl Default for Script {
             stall: false,
             chunks: 3,
             lag: 1,
+            pace: Duration::ZERO,
             then: Then::Finish,
             breaks: None,
             is_old: false,
@@ -287,9 +290,14 @@ impl Worker for FakeWorker {
             Then::Stop => stream::empty().boxed(),
             Then::Fail(code) => stream::iter([Err(fault(code, None))]).boxed(),
         };
-        let frames = stream::iter(frames).chain(rest).map(move |frame| {
+        let frames = stream::iter(frames).chain(rest).then(move |frame| {
             let _held = &turn;
-            frame
+            async move {
+                if !script.pace.is_zero() {
+                    tokio::time::sleep(script.pace).await;
+                }
+                frame
+            }
         });
         Ok(Response::new(frames.boxed()))
     }

@@ -147,3 +147,7 @@ impl Generation {
         (self.tokens, self.text)
     }
 }
+
+#[cfg(test)]
+#[path = "generation_tests.rs"]
+mod tests;
