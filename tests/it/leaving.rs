@@ -20,22 +20,18 @@ use crate::process::Server;
 #[tokio::test(flavor = "multi_thread")]
 async fn p12_a_group_that_is_told_to_go_finishes_fifty_turns_and_new_ones_go_elsewhere() {
     let mut cluster = Cluster::start(2, |options| options.threads = 1).await;
-    // All of one group: the other one comes to new sessions only.
-    let mut streams = Vec::new();
+    // As many run at the other group.
+    let (mut streams, mut leaving_ones) = (Vec::new(), 0);
     for n in 0..100 {
         let request = token_request(&format!("s{n}"), &words(n, 20), 12);
         let mut frames = cluster.client.generate(request, Some(LIMIT)).await.unwrap();
         match frames.next().await.unwrap() {
-            Some(Frame::Placed(placed)) if placed.group == "g0" => streams.push(frames),
-            Some(Frame::Placed(_)) => {}
+            Some(Frame::Placed(placed)) => leaving_ones += usize::from(placed.group == "g0"),
             other => panic!("{other:?}"),
         }
-        if streams.len() == 50 {
-            break;
-        }
+        streams.push(frames);
     }
-    let count = streams.len();
-    assert!(count >= 30, "groups share sessions: {count}");
+    assert!((30..=70).contains(&leaving_ones), "groups share sessions: {leaving_ones}");
     let index = cluster.workers.iter().position(|worker| worker.group().as_str() == "g0").unwrap();
     let worker = cluster.workers.remove(index);
     let grace = Duration::from_secs(60);

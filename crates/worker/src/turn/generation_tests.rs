@@ -118,7 +118,8 @@ proptest! {
             prop_assert_eq!(&rest.finish, &whole.finish);
             // What cannot be is refused: another text, or tokens after the end.
             let wrong = Begun { tokens: before.to_vec(), text_bytes: seen.len() + 1 };
-            prop_assert!(matches!(new().resume(&wrong), Err(TurnError::Begun { .. })));
+            let refused = matches!(new().resume(&wrong), Err(TurnError::Begun { .. }));
+            prop_assert!(refused);
         }
         let tokens = whole.tokens.iter().copied().chain([1]).collect();
         let beyond = Begun { tokens, text_bytes: whole.text.last().map_or(0, String::len) };
