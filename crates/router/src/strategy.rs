@@ -2,8 +2,8 @@
 
 use std::hash::{Hash as _, Hasher as _};
 
-use hawser_common::SessionKey;
 use hawser_common::clock::Tick;
+use hawser_common::{GroupId, SessionKey};
 use rand::Rng;
 
 use crate::balance;
@@ -27,6 +27,8 @@ pub enum Strategy {
 pub(crate) struct Choice<'a> {
     /// All may take the call.
     pub(crate) candidates: Vec<&'a Member>,
+    /// Groups that hold rows which the call may share.
+    pub(crate) near: &'a [GroupId],
     pub(crate) session: Option<&'a SessionKey>,
     /// Choices before this one.
     pub(crate) turn: u64,
@@ -35,9 +37,9 @@ pub(crate) struct Choice<'a> {
 
 impl Strategy {
     pub(crate) fn choose<'a>(self, choice: Choice<'a>, rng: &mut impl Rng) -> Option<&'a Member> {
-        let Choice { mut candidates, session, turn, now } = choice;
+        let Choice { mut candidates, near, session, turn, now } = choice;
         if self == Self::Balanced {
-            return balance::choose(candidates, now, rng);
+            return balance::choose(candidates, near, now, rng);
         }
         candidates.sort_by(|a, b| a.record.id.cmp(&b.record.id));
         let at = |number: u64| {
@@ -70,14 +72,16 @@ mod tests {
 
     fn chosen(strategy: Strategy, fleet: &Fleet, session: Option<&SessionKey>, turn: u64) -> String {
         let candidates = fleet.members().collect();
-        let choice = Choice { candidates, session, turn, now: Tick::default() };
+        let choice = Choice { candidates, near: &[], session, turn, now: Tick::default() };
         strategy.choose(choice, &mut StdRng::seed_from_u64(1)).unwrap().record.id.to_string()
     }
 
     #[test]
     fn each_strategy_goes_by_what_it_says() {
         let mut fleet = Fleet::default();
-        ["a", "b", "c"].iter().for_each(|id| fleet.changed(record(id, 500, 0), Tick::default()));
+        for id in ["a", "b", "c"] {
+            fleet.changed(record(id, 500, 0), Tick::default());
+        }
         let turns: Vec<String> =
             (0..4).map(|turn| chosen(Strategy::RoundRobin, &fleet, None, turn)).collect();
         assert_eq!(turns, ["a", "b", "c", "a"]);
