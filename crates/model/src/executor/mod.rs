@@ -15,6 +15,7 @@ mod scoring;
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hawser_device::DeviceError;
 use hawser_device::collective::{Collective, StepTag, Traffic};
@@ -138,6 +139,12 @@ impl Executor {
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         self.group.traffic()
+    }
+
+    /// Time that this rank has spent in calls to the others so far: waiting for them, and moving values.
+    #[must_use]
+    pub fn time_across_ranks(&self) -> Duration {
+        self.group.spent()
     }
 
     /// Computes the rows of `batch`, stores their keys and values at their slots, and returns the logits it asks for;

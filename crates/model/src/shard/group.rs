@@ -1,5 +1,9 @@
-//! What crosses the ranks of a group in a step. Promises that a group of one makes no call and copies nothing.
+//! What crosses the ranks of a group in a step, and the time that it takes. Promises that a group of one makes no call,
+//! copies nothing and reads no clock.
 
+use std::time::Duration;
+
+use hawser_common::clock::Clock;
 use hawser_device::collective::{Collective, CollectiveError, Reduce, StepTag, Traffic, Values};
 use hawser_device::linear::Write;
 
@@ -8,15 +12,18 @@ use hawser_device::linear::Write;
 pub(crate) struct Group {
     /// `None`: a group of one.
     ranks: Option<Box<dyn Collective>>,
+    clock: Clock,
+    /// Spent inside calls, waiting for others included.
+    spent: Duration,
 }
 
 impl Group {
     pub(crate) fn alone() -> Self {
-        Self { ranks: None }
+        Self { ranks: None, clock: Clock::system(), spent: Duration::ZERO }
     }
 
     pub(crate) fn of(collective: Box<dyn Collective>) -> Self {
-        Self { ranks: (collective.world() > 1).then_some(collective) }
+        Self { ranks: (collective.world() > 1).then_some(collective), ..Self::alone() }
     }
 
     pub(crate) fn is_alone(&self) -> bool {
@@ -45,31 +52,38 @@ impl Group {
 
     /// Leaves the sum over ranks in `values`, on every rank.
     pub(crate) fn sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
-        match &mut self.ranks {
-            Some(ranks) => ranks.all_reduce(Values::F32(values), Reduce::Sum),
-            None => Ok(()),
-        }
+        self.timed(|ranks| ranks.all_reduce(Values::F32(values), Reduce::Sum))
     }
 
     /// Leaves the reduction over ranks in the leader's `values`.
     pub(crate) fn reduce_to_leader(&mut self, values: &mut [i64], by: Reduce) -> Result<(), CollectiveError> {
-        match &mut self.ranks {
-            Some(ranks) => ranks.reduce_to_leader(Values::I64(values), by),
-            None => Ok(()),
-        }
+        self.timed(|ranks| ranks.reduce_to_leader(Values::I64(values), by))
     }
 
-    /// Puts the ranks' parts behind each other. Only of a group of several.
+    /// Puts the ranks' parts behind each other in the leader's `whole`. Only of a group of several.
     pub(crate) fn gather(
         &mut self,
         part: &[f32],
         counts: &[usize],
         whole: &mut [f32],
     ) -> Result<(), CollectiveError> {
-        match &mut self.ranks {
-            Some(ranks) => ranks.all_gather(part, counts, whole),
-            None => Ok(()),
-        }
+        self.timed(|ranks| ranks.gather(part, counts, whole))
+    }
+
+    fn timed(
+        &mut self,
+        call: impl FnOnce(&mut dyn Collective) -> Result<(), CollectiveError>,
+    ) -> Result<(), CollectiveError> {
+        let Some(ranks) = &mut self.ranks else { return Ok(()) };
+        let began = self.clock.now();
+        let done = call(&mut **ranks);
+        self.spent += self.clock.now().since(began);
+        done
+    }
+
+    /// Time spent in calls so far, waiting for the other ranks included.
+    pub(crate) fn spent(&self) -> Duration {
+        self.spent
     }
 
     /// Ends the group: the other ranks need not wait for this one.
