@@ -16,5 +16,5 @@ pub mod turn;
 
 pub use lifecycle::{FollowerError, follow_leader};
 pub use lifecycle::{LoadError, LoadReport, StartError, Worker, WorkerHandle};
-pub use options::{InvalidOptions, KvType, WorkerOptions};
+pub use options::{CollectiveKind, InvalidOptions, KvType, WorkerOptions};
 pub use remote_store::RemoteStore;

@@ -16,6 +16,7 @@ pub mod nccl;
 mod single;
 mod tcp;
 mod threads;
+mod timed;
 
 use std::sync::Arc;
 
@@ -24,6 +25,7 @@ pub use faulty::{Fault, Faulty};
 pub use single::Single;
 pub use tcp::TcpRank;
 pub use threads::{ThreadGroup, ThreadRank};
+pub use timed::{CallTimer, Timed};
 
 /// The step that calls belong to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -15,10 +15,9 @@ mod scoring;
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::Duration;
 
 use hawser_device::DeviceError;
-use hawser_device::collective::{Collective, StepTag, Traffic};
+use hawser_device::collective::{CallTimer, Collective, StepTag, Traffic};
 use hawser_device::kv::{KvRows, KvShape, RowType};
 use hawser_device::score::ScoreScratch;
 use hawser_device::threads::Threads;
@@ -141,10 +140,16 @@ impl Executor {
         self.group.traffic()
     }
 
-    /// Time that this rank has spent in calls to the others so far: waiting for them, and moving values.
+    /// The time that this rank spends in calls to the others; `None`: there are none.
     #[must_use]
-    pub fn time_across_ranks(&self) -> Duration {
-        self.group.spent()
+    pub fn call_timer(&self) -> Option<&CallTimer> {
+        self.group.timer()
+    }
+
+    /// Threads that compute, the caller's included.
+    #[must_use]
+    pub fn thread_count(&self) -> usize {
+        self.threads.count()
     }
 
     /// Computes the rows of `batch`, stores their keys and values at their slots, and returns the logits it asks for;

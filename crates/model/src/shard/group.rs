@@ -1,29 +1,25 @@
 //! What crosses the ranks of a group in a step, and the time that it takes. Promises that a group of one makes no call,
 //! copies nothing and reads no clock.
 
-use std::time::Duration;
-
-use hawser_common::clock::Clock;
-use hawser_device::collective::{Collective, CollectiveError, Reduce, StepTag, Traffic, Values};
+use hawser_device::collective::{
+    CallTimer, Collective, CollectiveError, Reduce, StepTag, Timed, Traffic, Values,
+};
 use hawser_device::linear::Write;
 
 /// One rank's end of the group it runs in.
 #[derive(Debug)]
 pub(crate) struct Group {
     /// `None`: a group of one.
-    ranks: Option<Box<dyn Collective>>,
-    clock: Clock,
-    /// Spent inside calls, waiting for others included.
-    spent: Duration,
+    ranks: Option<Timed<Box<dyn Collective>>>,
 }
 
 impl Group {
     pub(crate) fn alone() -> Self {
-        Self { ranks: None, clock: Clock::system(), spent: Duration::ZERO }
+        Self { ranks: None }
     }
 
     pub(crate) fn of(collective: Box<dyn Collective>) -> Self {
-        Self { ranks: (collective.world() > 1).then_some(collective), ..Self::alone() }
+        Self { ranks: (collective.world() > 1).then(|| Timed::new(collective)) }
     }
 
     pub(crate) fn is_alone(&self) -> bool {
@@ -52,12 +48,18 @@ impl Group {
 
     /// Leaves the sum over ranks in `values`, on every rank.
     pub(crate) fn sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
-        self.timed(|ranks| ranks.all_reduce(Values::F32(values), Reduce::Sum))
+        match &mut self.ranks {
+            Some(ranks) => ranks.all_reduce(Values::F32(values), Reduce::Sum),
+            None => Ok(()),
+        }
     }
 
     /// Leaves the reduction over ranks in the leader's `values`.
     pub(crate) fn reduce_to_leader(&mut self, values: &mut [i64], by: Reduce) -> Result<(), CollectiveError> {
-        self.timed(|ranks| ranks.reduce_to_leader(Values::I64(values), by))
+        match &mut self.ranks {
+            Some(ranks) => ranks.reduce_to_leader(Values::I64(values), by),
+            None => Ok(()),
+        }
     }
 
     /// Puts the ranks' parts behind each other in the leader's `whole`. Only of a group of several.
@@ -67,23 +69,15 @@ impl Group {
         counts: &[usize],
         whole: &mut [f32],
     ) -> Result<(), CollectiveError> {
-        self.timed(|ranks| ranks.gather(part, counts, whole))
+        match &mut self.ranks {
+            Some(ranks) => ranks.gather(part, counts, whole),
+            None => Ok(()),
+        }
     }
 
-    fn timed(
-        &mut self,
-        call: impl FnOnce(&mut dyn Collective) -> Result<(), CollectiveError>,
-    ) -> Result<(), CollectiveError> {
-        let Some(ranks) = &mut self.ranks else { return Ok(()) };
-        let began = self.clock.now();
-        let done = call(&mut **ranks);
-        self.spent += self.clock.now().since(began);
-        done
-    }
-
-    /// Time spent in calls so far, waiting for the other ranks included.
-    pub(crate) fn spent(&self) -> Duration {
-        self.spent
+    /// Of the calls; `None`: a group of one makes none.
+    pub(crate) fn timer(&self) -> Option<&CallTimer> {
+        self.ranks.as_ref().map(Timed::timer)
     }
 
     /// Ends the group: the other ranks need not wait for this one.

@@ -6,7 +6,7 @@ use hawser_common::{Coded, ErrorCode};
 use hawser_model::checkpoint::Checkpoint;
 use thiserror::Error;
 
-use super::load::{LoadError, shards};
+use super::load::{LoadError, shard_plan, shards};
 use crate::options::{InvalidOptions, WorkerOptions};
 use crate::ranks::{FollowError, Follower};
 
@@ -42,7 +42,8 @@ impl Coded for FollowerError {
 pub fn follow_leader(options: &WorkerOptions) -> Result<(), FollowerError> {
     options.validate()?;
     let checkpoint = Checkpoint::open(&options.model).map_err(LoadError::from)?;
-    let shard = shards(&checkpoint, options)?.swap_remove(0);
+    let plan = shard_plan(&checkpoint, options)?;
+    let shard = shards(&checkpoint, options, &plan)?.swap_remove(0);
     let follower = Follower {
         shard,
         model: checkpoint.digest().to_string(),
@@ -50,6 +51,7 @@ pub fn follow_leader(options: &WorkerOptions) -> Result<(), FollowerError> {
         world: options.world,
         leader: options.rendezvous.clone(),
         threads: options.thread_count(),
+        gpu: options.gpu,
     };
     drop(checkpoint);
     loop {

@@ -12,6 +12,8 @@ mod link;
 mod processes;
 mod rank;
 mod rendezvous;
+mod report;
+mod sums;
 mod tables;
 mod threads;
 
@@ -22,5 +24,7 @@ pub use leader::Leader;
 pub use link::{BEAT, Link};
 pub use processes::{FollowError, Follower, Processes};
 pub use rank::{Outcome, Rank, RankError};
+pub use report::{GroupReport, Health, Phase, RankFigures, RankReport};
+pub use sums::Sums;
 pub use tables::{Table, TableChange, Tables};
 pub use threads::Threads;

@@ -3,12 +3,16 @@
 //! Promises to refuse a command that is not the next one, and that ranks which ran the same commands have the same
 //! tables. Never decides anything.
 
+use std::time::Duration;
+
+use hawser_common::clock::Clock;
 use hawser_common::{Coded, ErrorCode};
-use hawser_device::collective::{CollectiveError, StepTag};
+use hawser_device::collective::{CallTimer, CollectiveError, StepTag};
 use hawser_model::executor::{Batch, Executor, LogitRows, Logits, Scores, Sequence, StepError};
 use thiserror::Error;
 
 use super::command::{Command, CommandError, Scoring, Work};
+use super::report::RankFigures;
 use super::tables::{Table, Tables};
 use crate::scheduler::{RankChange, StepPlan};
 
@@ -27,6 +31,17 @@ pub enum RankError {
     Tables { step: u64 },
     #[error("the group is over: {0}")]
     Group(CollectiveError),
+}
+
+impl RankError {
+    /// The rank that it is about, where that is known.
+    #[must_use]
+    pub fn rank(&self) -> Option<usize> {
+        match self {
+            Self::Group(error) | Self::Step(StepError::Group(error)) => error.rank(),
+            _ => None,
+        }
+    }
 }
 
 impl Coded for RankError {
@@ -59,13 +74,24 @@ pub struct Rank {
     epoch: u64,
     /// The step that is due.
     next: u64,
+    /// It only measures: nothing that a rank does depends on it.
+    clock: Clock,
+    /// Spent on commands.
+    busy: Duration,
 }
 
 impl Rank {
     /// A rank at the beginning of an epoch.
     #[must_use]
     pub fn new(executor: Executor, epoch: u64) -> Self {
-        Self { executor, tables: Tables::default(), epoch, next: 1 }
+        Self {
+            executor,
+            tables: Tables::default(),
+            epoch,
+            next: 1,
+            clock: Clock::system(),
+            busy: Duration::ZERO,
+        }
     }
 
     #[must_use]
@@ -89,6 +115,21 @@ impl Rank {
         self.epoch
     }
 
+    /// What people may know of it.
+    #[must_use]
+    pub fn figures(&self) -> RankFigures {
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let across = self.executor.call_timer().map_or(Duration::ZERO, CallTimer::spent);
+        RankFigures {
+            step: self.next - 1,
+            weight_bytes: self.executor.model().matrix_bytes() as u64,
+            kv_bytes: self.executor.kv().bytes() as u64,
+            threads: self.executor.thread_count() as u64,
+            computing_us: micros(self.busy.saturating_sub(across)),
+            across_us: micros(across),
+        }
+    }
+
     /// Carries out the next command.
     ///
     /// # Errors
@@ -101,14 +142,17 @@ impl Rank {
         }
         self.next += 1;
         self.executor.begin(StepTag { epoch: self.epoch, step: *step });
-        match work {
+        let began = self.clock.now();
+        let outcome = match work {
             Work::Run(plan) => self.run_plan(plan),
             Work::Score(changes, scoring) => {
                 self.change_all(changes);
                 self.score(scoring)
             }
             Work::Beat | Work::End => Ok(Outcome::Nothing),
-        }
+        };
+        self.busy += self.clock.now().since(began);
+        outcome
     }
 
     fn change_all(&mut self, changes: &[RankChange]) {
