@@ -72,8 +72,11 @@ fn sessions(checkpoint: &Checkpoint, limit: usize, count: usize) -> Result<Vec<V
     let tokenizer = checkpoint.tokenizer()?;
     let template = ChatTemplate::compile(&checkpoint.chat_template().context("a template")?)?;
     let mut sessions = Vec::new();
+    let context = checkpoint.config().context_length;
     for trace in read_traces(&path)?.iter().take(count) {
-        sessions.push(prepare(trace, &tokenizer, &template, (limit, Schemas::All))?.tokens);
+        let mut tokens = prepare(trace, &tokenizer, &template, (context, Schemas::All))?.tokens;
+        tokens.truncate(limit);
+        sessions.push(tokens);
     }
     Ok(sessions)
 }

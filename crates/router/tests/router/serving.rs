@@ -99,7 +99,7 @@ async fn models_groups_and_tokens() {
     let models = client.list_models(v1::ListModelsRequest {}).await.unwrap().into_inner().models;
     let seen: Vec<_> = models.iter().map(|m| (m.name.as_str(), m.groups, m.architecture.as_str())).collect();
     assert_eq!(seen, [("a", 1, "fake"), ("b", 2, "fake")]);
-    let groups = client.list_groups(v1::ListGroupsRequest {}).await.unwrap().into_inner().groups;
+    let groups = client.list_groups(v1::ListGroupsRequest::default()).await.unwrap().into_inner().groups;
     let ids: Vec<_> = groups.iter().map(|g| (g.id.as_str(), g.capacity.unwrap().slots_total)).collect();
     assert_eq!(ids, [("g0", 1000), ("g1", 1000), ("g2", 1000)]);
     let describe = |group: &str| v1::DescribeGroupRequest { group: group.into() };
