@@ -23,13 +23,8 @@ impl<C: Collective + ?Sized> Collective for Box<C> {
         (**self).reduce_to_leader(data, by)
     }
 
-    fn all_gather(
-        &mut self,
-        part: &[f32],
-        counts: &[usize],
-        whole: &mut [f32],
-    ) -> Result<(), CollectiveError> {
-        (**self).all_gather(part, counts, whole)
+    fn gather(&mut self, part: &[f32], counts: &[usize], whole: &mut [f32]) -> Result<(), CollectiveError> {
+        (**self).gather(part, counts, whole)
     }
 
     fn broadcast(&mut self, data: Values<'_>) -> Result<(), CollectiveError> {

@@ -128,19 +128,14 @@ impl<C: Collective> Collective for Faulty<C> {
         self.inner.reduce_to_leader(data, by)
     }
 
-    fn all_gather(
-        &mut self,
-        part: &[f32],
-        counts: &[usize],
-        whole: &mut [f32],
-    ) -> Result<(), CollectiveError> {
+    fn gather(&mut self, part: &[f32], counts: &[usize], whole: &mut [f32]) -> Result<(), CollectiveError> {
         let Some((element, bit)) = self.call()? else {
-            return self.inner.all_gather(part, counts, whole);
+            return self.inner.gather(part, counts, whole);
         };
         self.flipped.clear();
         self.flipped.extend_from_slice(part);
         flip(bytemuck::cast_slice_mut(&mut self.flipped), part.len(), element, bit);
-        self.inner.all_gather(&self.flipped, counts, whole)
+        self.inner.gather(&self.flipped, counts, whole)
     }
 
     fn broadcast(&mut self, mut data: Values<'_>) -> Result<(), CollectiveError> {

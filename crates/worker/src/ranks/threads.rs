@@ -49,6 +49,10 @@ impl Threads {
 }
 
 impl Formation for Threads {
+    fn world(&self) -> usize {
+        self.shards.len()
+    }
+
     fn form(&mut self, epoch: u64) -> Result<Leader, FormError> {
         self.join();
         let world = self.shards.len();

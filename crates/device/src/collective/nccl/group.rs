@@ -94,6 +94,7 @@ impl Nccl {
         let plan = Plan::in_place(self.comm.member(), op, element, count);
         let result = self.run(&plan, &bytes[plan.input.clone()], &tag, deadline)?;
         bytes[plan.output.clone()].copy_from_slice(result);
+        self.traffic.messages += u64::from(plan.sent > 0);
         self.traffic.bytes += plan.sent;
         Ok(())
     }
@@ -146,27 +147,30 @@ impl Collective for Nccl {
         self.values(Op::ReduceToLeader(by), data)
     }
 
-    fn all_gather(
-        &mut self,
-        part: &[f32],
-        counts: &[usize],
-        whole: &mut [f32],
-    ) -> Result<(), CollectiveError> {
+    fn gather(&mut self, part: &[f32], counts: &[usize], whole: &mut [f32]) -> Result<(), CollectiveError> {
         assert_eq!(counts.len(), self.world(), "a gather names the length of every rank's part");
         assert_eq!(part.len(), counts[self.rank()], "a part has the length that was named");
-        assert!(whole.len() >= counts.iter().sum(), "the whole has room for all parts");
+        let leads = self.rank() == 0;
+        assert!(!leads || whole.len() >= counts.iter().sum(), "the leader's whole has room for all parts");
         let (tag, deadline) = self.begin(Action::Gather(counts))?;
         // NCCL gathers equal parts only: all are as long as the longest, and the ends of the others are dropped.
         let longest = counts.iter().copied().max().unwrap_or(0);
-        let plan = Plan::gather(self.comm.member(), Element::F32, longest);
+        let mut plan = Plan::gather(self.comm.member(), Element::F32, longest);
+        if !leads {
+            plan.output = 0..0;
+        }
+        self.traffic.messages += u64::from(plan.sent > 0);
+        self.traffic.bytes += plan.sent;
         let padded = self.run(&plan, bytemuck::cast_slice(part), &tag, deadline)?;
+        if !leads {
+            return Ok(());
+        }
         let mut rest: &mut [u8] = bytemuck::cast_slice_mut(whole);
         for (count, padded) in counts.iter().zip(padded.chunks_exact(plan.own_bytes().max(1))) {
             let (place, behind) = rest.split_at_mut(count * size_of::<f32>());
             place.copy_from_slice(&padded[..place.len()]);
             rest = behind;
         }
-        self.traffic.bytes += plan.sent;
         Ok(())
     }
 

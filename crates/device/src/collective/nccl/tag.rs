@@ -41,7 +41,7 @@ impl fmt::Display for Tag<'_> {
         let by = |by| if by == Reduce::Sum { "sum" } else { "max" };
         match self.action {
             Action::Barrier => f.write_str("barrier")?,
-            Action::Gather(counts) => write!(f, "all_gather of f32 in parts of {counts:?}")?,
+            Action::Gather(counts) => write!(f, "gather of f32 in parts of {counts:?}")?,
             Action::Values(op, element, len) => {
                 match op {
                     Op::AllReduce(reduce) => write!(f, "all_reduce({})", by(reduce))?,

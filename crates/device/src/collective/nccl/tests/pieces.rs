@@ -110,7 +110,7 @@ proptest! {
 fn the_number_of_a_tag_does_not_change_between_builds() {
     let step = StepTag { epoch: 1, step: 2 };
     let tag = Tag { step, seq: 3, action: Action::Gather(&[4, 5]) };
-    assert_eq!(tag.to_string(), "all_gather of f32 in parts of [4, 5], call 3 of step 2 in epoch 1");
+    assert_eq!(tag.to_string(), "gather of f32 in parts of [4, 5], call 3 of step 2 in epoch 1");
     // FNV-1a of this text, from another implementation.
     assert_eq!(tag.number().cast_unsigned(), 0x8af0_0c4b_6e2d_0082);
 }
