@@ -116,9 +116,9 @@ impl Fleet {
     pub(crate) fn changed(&mut self, record: GroupRecord, now: Tick) -> bool {
         self.departed.retain(|(_, departed)| departed.id != record.id);
         let old = self.members.remove(&record.id);
-        let (mut shunned_until, mut contradictions) = (Tick::default(), 0);
+        let (mut shunned_until, mut contradictions, mut before) = (Tick::default(), 0, 0);
         if let Some(member) = old.as_ref().filter(|member| member.record.epoch == record.epoch) {
-            shunned_until = member.shunned_until;
+            (shunned_until, before) = (member.shunned_until, member.contradictions);
             let idle = record.capacity.running == 0 && record.capacity.queued == 0;
             contradictions = match (idle, member.load.count() > 0) {
                 (false, _) => 0,
@@ -129,7 +129,7 @@ impl Fleet {
         let load = old.map(|member| member.load).unwrap_or_default();
         let member = Member { record, reported: now, shunned_until, load, placed: 0, contradictions };
         self.members.insert(member.record.id.clone(), member);
-        contradictions == CONTRADICTIONS
+        contradictions >= CONTRADICTIONS && before < CONTRADICTIONS
     }
 
     /// A new session was placed there.
