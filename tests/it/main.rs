@@ -3,10 +3,15 @@
 
 mod arrows;
 mod cluster;
+mod collector;
+mod etcd;
 mod faults;
 mod inspect;
+mod network;
+mod partition;
 mod process;
 mod processes;
 mod ranks;
 mod retention;
+mod telemetry;
 mod turns;

@@ -74,6 +74,10 @@ impl Fleet {
         self.members.values()
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.members.is_empty()
     }

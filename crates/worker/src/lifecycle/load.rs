@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hawser_common::clock::Clock;
+use hawser_common::telemetry::Tracer;
 use hawser_common::{Coded, ErrorCode};
 use hawser_device::DeviceError;
 use hawser_device::collective::CollectiveError;
@@ -20,7 +21,7 @@ use hawser_proto::v1;
 use thiserror::Error;
 
 use crate::options::{CollectiveKind, KvType, WorkerOptions};
-use crate::ranks::{Formation, Processes, Sums, Threads};
+use crate::ranks::{Formation, Processes, RankWatch, Sums, Threads};
 use crate::session::Text;
 
 /// Fewest slots worth serving with, the dead slot included.
@@ -93,7 +94,7 @@ pub(super) struct Loaded {
 ///
 /// # Errors
 /// [`LoadError`] names the file and what in it is wrong.
-pub(super) fn load(options: &WorkerOptions, clock: &Clock) -> Result<Loaded, LoadError> {
+pub(super) fn load(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> Result<Loaded, LoadError> {
     let started = clock.now();
     sums(options).probe()?;
     let checkpoint = Checkpoint::open(&options.model)?;
@@ -117,7 +118,8 @@ pub(super) fn load(options: &WorkerOptions, clock: &Clock) -> Result<Loaded, Loa
     let shards = shards(&checkpoint, options, &plan)?;
     let weight_bytes = shards.iter().map(|shard| shard.matrix_bytes() as u64).sum();
     let slot_bytes_here: usize = shards.iter().map(|shard| of_ranks[shard.shard().rank]).sum();
-    let formation = formation(&checkpoint, shards, options, sizes, clock)?;
+    let watch = RankWatch { tracer: tracer.clone(), clock: clock.clone() };
+    let formation = formation(&checkpoint, shards, options, sizes, watch)?;
     let architecture = format!("{:?}", config.architecture).to_lowercase();
     let info = v1::ModelInfo {
         name: name.clone(),
@@ -175,19 +177,19 @@ fn formation(
     mut shards: Vec<Arc<Model>>,
     options: &WorkerOptions,
     sizes: ExecutorOptions,
-    clock: &Clock,
+    watch: RankWatch,
 ) -> Result<Box<dyn Formation>, LoadError> {
     let timeout = Duration::from_millis(options.rank_timeout_ms);
     if options.world == 1 {
-        return Ok(Box::new(Threads::new(shards, sizes, timeout)));
+        return Ok(Box::new(Threads::new(shards, sizes, timeout).watched_by(watch)));
     }
     let unusable = |source| LoadError::Rendezvous { address: options.rendezvous.clone(), source };
     let mut addresses = options.rendezvous.to_socket_addrs().map_err(unusable)?;
     let address = addresses.next().ok_or_else(|| unusable(std::io::ErrorKind::AddrNotAvailable.into()))?;
     let own = (shards.swap_remove(0), checkpoint.digest().to_string());
     let terms = (sizes, timeout, sums(options));
-    let ranks = Processes::listen(address, own, options.world, terms, clock.clone());
-    Ok(Box::new(ranks.map_err(unusable)?))
+    let ranks = Processes::listen(address, own, options.world, terms, watch.clock.clone());
+    Ok(Box::new(ranks.map_err(unusable)?.watched_by(watch)))
 }
 
 /// Over what ranks add up.

@@ -16,6 +16,7 @@ mod report;
 mod sums;
 mod tables;
 mod threads;
+mod traced;
 
 pub use command::{Command, CommandError, Scoring, Work};
 pub use follower::follow;
@@ -28,3 +29,4 @@ pub use report::{GroupReport, Health, Phase, RankFigures, RankReport};
 pub use sums::Sums;
 pub use tables::{Table, TableChange, Tables};
 pub use threads::Threads;
+pub use traced::{RankWatch, Traced};

@@ -20,6 +20,7 @@ use super::link::Link;
 use super::rank::{Rank, RankError};
 use super::rendezvous::{Channel, GREETING, Hello, Terms, Welcome, hear, say};
 use super::sums::{self, Sums, lead};
+use super::traced::RankWatch;
 
 /// Longest that the leader looks for followers in one try.
 const LOOK: Duration = Duration::from_millis(800);
@@ -43,6 +44,7 @@ pub struct Processes {
     clock: Clock,
     /// Ranks that have come, at `rank - 1`.
     joined: Vec<Joining>,
+    watch: Option<RankWatch>,
 }
 
 /// The connections of one follower's attempt.
@@ -76,7 +78,13 @@ impl Processes {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let joined = (1..world).map(|_| Joining::default()).collect();
-        Ok(Self { listener, shard, model, world, options, timeout, sums, clock, joined })
+        Ok(Self { listener, shard, model, world, options, timeout, sums, clock, joined, watch: None })
+    }
+
+    /// The same, under watch.
+    #[must_use]
+    pub fn watched_by(self, watch: RankWatch) -> Self {
+        Self { watch: Some(watch), ..self }
     }
 
     /// Where it listens.
@@ -162,7 +170,8 @@ impl Processes {
         let link = Link::new(Box::new(TcpRank::hub(commands, self.timeout)?));
         let abort = sums.abort_handle();
         let executor = Executor::in_group(Arc::clone(&self.shard), self.options, sums)?;
-        Ok(Leader::of(Rank::new(executor, epoch), link, abort))
+        let rank = Rank::new(executor, epoch).watched_by(self.watch.clone(), 0);
+        Ok(Leader::of(rank, link, abort))
     }
 }
 
@@ -216,6 +225,7 @@ pub struct Follower {
     pub threads: std::num::NonZeroUsize,
     /// Number of its GPU, where the leader chooses NCCL.
     pub gpu: usize,
+    pub watch: Option<RankWatch>,
 }
 
 impl Follower {
@@ -241,7 +251,7 @@ impl Follower {
         let member = Member { rank: self.rank, world: self.world };
         let sums = sums::follow(self.gpu, terms.nccl.as_deref(), member, sums, timeout)?;
         let executor = Executor::in_group(Arc::clone(&self.shard), options, sums).map_err(FormError::from)?;
-        let mut rank = Rank::new(executor, terms.epoch);
+        let mut rank = Rank::new(executor, terms.epoch).watched_by(self.watch.clone(), self.rank);
         tracing::info!(rank = self.rank, epoch = terms.epoch, "joined the group");
         Ok(follow(&mut rank, &mut link)?)
     }

@@ -14,6 +14,7 @@ use thiserror::Error;
 use super::command::{Command, CommandError, Scoring, Work};
 use super::report::RankFigures;
 use super::tables::{Table, Tables};
+use super::traced::{RankWatch, Spans};
 use crate::scheduler::{RankChange, StepPlan};
 
 /// Why a rank cannot go on. The group is over.
@@ -78,6 +79,7 @@ pub struct Rank {
     clock: Clock,
     /// Spent on commands.
     busy: Duration,
+    spans: Spans,
 }
 
 impl Rank {
@@ -91,7 +93,15 @@ impl Rank {
             next: 1,
             clock: Clock::system(),
             busy: Duration::ZERO,
+            spans: Spans::default(),
         }
+    }
+
+    /// The same, whose work for traced turns is told.
+    #[must_use]
+    pub fn watched_by(self, watch: Option<RankWatch>, rank: usize) -> Self {
+        let spans = watch.map_or_else(Spans::default, |watch| Spans::of_rank(watch, rank));
+        Self { spans, ..self }
     }
 
     #[must_use]
@@ -168,6 +178,7 @@ impl Rank {
     }
 
     fn run_plan(&mut self, plan: &StepPlan) -> Result<Outcome, RankError> {
+        let started = self.spans.begin(plan);
         self.change_all(&plan.changes);
         plan.tables.iter().for_each(|change| self.tables.apply(change));
         if plan.entries.is_empty() {
@@ -195,6 +206,7 @@ impl Rank {
             sequences: &sequences,
         };
         let logits = self.executor.step(&batch)?;
+        self.spans.ran(plan, started);
         for entry in plan.entries.iter().filter(|entry| !entry.hint) {
             let (positions, slots) = (&plan.positions[entry.rows.clone()], &plan.slots[entry.rows.clone()]);
             self.tables.append(entry.sequence, positions, slots);

@@ -17,7 +17,7 @@ fn report(adjust: impl Fn(&mut WorkerOptions)) -> LoadReport {
         ..WorkerOptions::default()
     };
     adjust(&mut options);
-    load(&options, &Clock::system()).unwrap().report
+    load(&options, &Clock::system(), &Tracer::default()).unwrap().report
 }
 
 /// Bytes of one slot with so many KV heads.
@@ -60,7 +60,7 @@ fn nccl_without_cuda_is_an_error_at_start() {
         collective: CollectiveKind::Nccl,
         ..WorkerOptions::default()
     };
-    let error = load(&options, &Clock::system()).unwrap_err();
+    let error = load(&options, &Clock::system(), &Tracer::default()).unwrap_err();
     assert!(matches!(error, LoadError::Collective(_)), "{error:?}");
     let said = error.to_string();
     assert!(said.contains("worker.collective is nccl") && said.contains("feature `cuda`"), "{said}");
