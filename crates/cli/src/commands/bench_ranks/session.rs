@@ -47,7 +47,7 @@ impl Sizes {
     /// The `index`-th slot: scattered, as those of a pool that has been in use are.
     fn slot(&self, index: usize) -> SlotId {
         let usable = self.usable() as u64;
-        let mut stride = usable / 3 | 1;
+        let mut stride = (usable / 3) | 1;
         while gcd(stride, usable) > 1 {
             stride += 2;
         }
