@@ -92,7 +92,7 @@ pub fn run(
     let mut rounds: Vec<Vec<(Vec<Figures>, Vec<Figures>)>> = ways.iter().map(|_| Vec::new()).collect();
     for round in 0..=measure.rounds.get() {
         progress(&if round == 0 { "one round to warm up".to_owned() } else { format!("round {round}") });
-        for ((way, session), done) in ways.iter_mut().zip(&mut sessions).zip(&mut rounds) {
+        for ((way, session), done) in ways.iter_mut().zip(&sessions).zip(&mut rounds) {
             let decode = sizes.depths.iter().map(|&depth| session.decode(way, depth, clock));
             let decode = decode.collect::<anyhow::Result<_>>()?;
             let prefill = sizes.prefill.iter().map(|&tokens| session.prefill(way, tokens, clock));

@@ -85,7 +85,7 @@ impl Session {
     }
 
     /// Decodes after `depth` tokens of the long session, which stays as it is.
-    pub(super) fn decode(&mut self, way: &mut Way, depth: usize, clock: &Clock) -> anyhow::Result<Figures> {
+    pub(super) fn decode(&self, way: &mut Way, depth: usize, clock: &Clock) -> anyhow::Result<Figures> {
         let row = |index| (position(index), self.sizes.slot(index));
         let rows = (0..depth).map(row).collect();
         // The table first, and a first step that is not counted.
@@ -103,7 +103,7 @@ impl Session {
     }
 
     /// Runs a prompt from nothing.
-    pub(super) fn prefill(&mut self, way: &mut Way, tokens: usize, clock: &Clock) -> anyhow::Result<Figures> {
+    pub(super) fn prefill(&self, way: &mut Way, tokens: usize, clock: &Clock) -> anyhow::Result<Figures> {
         let before = counts(way)?;
         let began = clock.now();
         let set = vec![TableChange::Set { sequence: COLD, rows: Vec::new() }];
