@@ -75,7 +75,7 @@ impl Fleet {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.members.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {

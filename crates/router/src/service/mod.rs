@@ -152,6 +152,6 @@ impl Hawser for HawserService {
         &self,
         request: Request<v1::DescribeGroupRequest>,
     ) -> Result<Response<v1::DescribeGroupResponse>, Status> {
-        answer(self.group(request).await)
+        self.answer(self.group(request).await)
     }
 }
