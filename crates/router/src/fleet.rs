@@ -249,10 +249,10 @@ mod tests {
         fleet.changed(g.clone(), start);
         fleet.changed(h.clone(), start);
         fleet.gone(&g.id, start);
-        assert_eq!(left(&fleet, start), [g.id.clone()]);
+        assert_eq!(left(&fleet, start), std::slice::from_ref(&g.id));
         // A snapshot without it says the same.
         fleet.replace(vec![g.clone()], start);
-        assert_eq!(left(&fleet, start), [h.id.clone()]);
+        assert_eq!(left(&fleet, start), std::slice::from_ref(&h.id));
         assert_eq!(left(&fleet, start.after(REMEMBERED_FOR)), []);
         for index in 0..2 * MAX_REMEMBERED {
             let record = record(&format!("g{index}"), 100, 0);
