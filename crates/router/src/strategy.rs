@@ -3,10 +3,7 @@
 use std::hash::{Hash as _, Hasher as _};
 
 use hawser_common::SessionKey;
-use hawser_common::clock::Tick;
-use rand::Rng;
 
-use crate::balance;
 use crate::fleet::Member;
 
 /// How a call without an owner finds its group.
@@ -23,22 +20,19 @@ pub enum Strategy {
     Hashed,
 }
 
-/// What a choice is made from.
-pub(crate) struct Choice<'a> {
-    /// All may take the call.
-    pub(crate) candidates: Vec<&'a Member>,
-    pub(crate) session: Option<&'a SessionKey>,
-    /// Choices before this one.
-    pub(crate) turn: u64,
-    pub(crate) now: Tick,
-}
-
 impl Strategy {
-    pub(crate) fn choose<'a>(self, choice: Choice<'a>, rng: &mut impl Rng) -> Option<&'a Member> {
-        let Choice { mut candidates, session, turn, now } = choice;
+    /// The member that a benchmark's strategy takes, or none where the router decides by itself. `turn` numbers the
+    /// choices.
+    pub(crate) fn choose<'a>(
+        self,
+        candidates: &[&'a Member],
+        session: Option<&SessionKey>,
+        turn: u64,
+    ) -> Option<&'a Member> {
         if self == Self::Balanced {
-            return balance::choose(candidates, now, rng);
+            return None;
         }
+        let mut candidates = candidates.to_vec();
         candidates.sort_by(|a, b| a.record.id.cmp(&b.record.id));
         let at = |number: u64| {
             let count = u64::try_from(candidates.len()).ok().filter(|&count| count > 0)?;
@@ -60,18 +54,16 @@ impl Strategy {
 mod tests {
     use std::sync::Arc;
 
+    use hawser_common::clock::Tick;
     use hawser_common::{SessionId, TenantId};
-    use rand::SeedableRng as _;
-    use rand::rngs::StdRng;
 
     use super::*;
     use crate::balance::tests::record;
     use crate::fleet::{Fleet, InFlight};
 
     fn chosen(strategy: Strategy, fleet: &Fleet, session: Option<&SessionKey>, turn: u64) -> String {
-        let candidates = fleet.members().collect();
-        let choice = Choice { candidates, session, turn, now: Tick::default() };
-        strategy.choose(choice, &mut StdRng::seed_from_u64(1)).unwrap().record.id.to_string()
+        let candidates: Vec<&Member> = fleet.members().collect();
+        strategy.choose(&candidates, session, turn).unwrap().record.id.to_string()
     }
 
     #[test]
@@ -94,5 +86,7 @@ mod tests {
             seen.insert(group);
         }
         assert_eq!(seen.len(), 3);
+        let all: Vec<&Member> = fleet.members().collect();
+        assert!(Strategy::Balanced.choose(&all, None, 0).is_none(), "the router decides");
     }
 }

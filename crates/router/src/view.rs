@@ -15,9 +15,10 @@ use rand::rngs::StdRng;
 use tokio::sync::watch;
 
 use crate::affinity::Affinity;
+use crate::balance;
 use crate::error::RouteError;
 use crate::fleet::{Fleet, Load, Member};
-use crate::strategy::{Choice, Strategy};
+use crate::strategy::Strategy;
 
 /// Where a call is sent.
 #[derive(Clone, Debug)]
@@ -166,10 +167,12 @@ impl View {
             let serves = wanted.model.is_empty() || record.model == wanted.model;
             serves && !record.draining && !wanted.excluded.contains(&record.id)
         };
-        let candidates = fleet.members().filter(may).collect();
-        let turn = std::mem::replace(choices, choices.wrapping_add(1));
-        let choice = Choice { candidates, session: wanted.session, turn, now: self.clock.now() };
-        match strategy.choose(choice, rng) {
+        let candidates: Vec<&Member> = fleet.members().filter(may).collect();
+        *choices = choices.wrapping_add(1);
+        if let Some(member) = strategy.choose(&candidates, wanted.session, *choices) {
+            return Ok(Target::of(member, false));
+        }
+        match balance::choose(candidates, self.clock.now(), rng) {
             Some(member) => Ok(Target::of(member, false)),
             None => Err(RouteError::NoneLeft { tried: wanted.excluded.len() }),
         }
