@@ -19,10 +19,6 @@ impl Affinity {
         Self { owners: HashMap::new(), limit }
     }
 
-    pub(crate) fn owner(&self, session: &SessionKey) -> Option<&Owner> {
-        self.owners.get(session)
-    }
-
     pub(crate) fn len(&self) -> usize {
         self.owners.len()
     }

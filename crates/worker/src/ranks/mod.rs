@@ -15,6 +15,7 @@ mod rank;
 mod rendezvous;
 mod tables;
 mod threads;
+mod traced;
 
 pub use command::{Command, CommandError, Scoring, Work};
 pub use engine::Engine;
@@ -26,3 +27,4 @@ pub use processes::{FollowError, Follower, Processes};
 pub use rank::{Outcome, Rank, RankError};
 pub use tables::{Table, TableChange, Tables};
 pub use threads::Threads;
+pub use traced::{RankWatch, Traced};

@@ -11,6 +11,7 @@ use thiserror::Error;
 use super::command::{Command, CommandError, Scoring, Work};
 use super::engine::Engine;
 use super::tables::{Table, Tables};
+use super::traced::{RankWatch, Spans};
 use crate::scheduler::StepPlan;
 
 /// Why a rank cannot go on. The group is over.
@@ -60,13 +61,22 @@ pub struct Rank {
     epoch: u64,
     /// The step that is due.
     next: u64,
+    spans: Spans,
 }
 
 impl Rank {
     /// A rank at the beginning of an epoch.
     #[must_use]
     pub fn new(engine: impl Engine + 'static, epoch: u64) -> Self {
-        Self { engine: Box::new(engine), tables: Tables::default(), epoch, next: 1 }
+        let (tables, spans) = (Tables::default(), Spans::default());
+        Self { engine: Box::new(engine), tables, epoch, next: 1, spans }
+    }
+
+    /// The same, whose work for traced turns is told.
+    #[must_use]
+    pub fn watched_by(self, watch: Option<RankWatch>, rank: usize) -> Self {
+        let spans = watch.map_or_else(Spans::default, |watch| Spans::of_rank(watch, rank));
+        Self { spans, ..self }
     }
 
     #[must_use]
@@ -108,6 +118,7 @@ impl Rank {
     }
 
     fn run_plan(&mut self, plan: &StepPlan) -> Result<Outcome, RankError> {
+        let started = self.spans.begin(plan);
         plan.changes.iter().for_each(|change| self.engine.change(change));
         plan.tables.iter().for_each(|change| self.tables.apply(change));
         if plan.entries.is_empty() {
@@ -135,6 +146,7 @@ impl Rank {
             sequences: &sequences,
         };
         let logits = self.engine.step(&batch)?;
+        self.spans.ran(plan, started);
         for entry in plan.entries.iter().filter(|entry| !entry.hint) {
             let (positions, slots) = (&plan.positions[entry.rows.clone()], &plan.slots[entry.rows.clone()]);
             self.tables.append(entry.sequence, positions, slots);
