@@ -23,6 +23,10 @@ impl Affinity {
         self.owners.len()
     }
 
+    pub(crate) fn owner(&self, session: &SessionKey) -> Option<&Owner> {
+        self.owners.get(session)
+    }
+
     pub(crate) fn claimed(&mut self, session: SessionKey, owner: Owner) {
         if self.owners.len() < self.limit || self.owners.contains_key(&session) {
             self.owners.insert(session, owner);
