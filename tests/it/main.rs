@@ -4,9 +4,14 @@
 mod arrows;
 mod cluster;
 mod collector;
+mod continuing;
 mod etcd;
+#[path = "../../crates/router/tests/router/worker.rs"]
+#[allow(dead_code, reason = "the router's own tests use the rest")]
+mod fake_worker;
 mod faults;
 mod inspect;
+mod leaving;
 mod network;
 mod partition;
 mod process;

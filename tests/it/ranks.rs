@@ -95,7 +95,8 @@ async fn e11_p22_a_rank_that_dies_or_hangs_ends_every_request_and_the_next_one_i
     let mut other = follower(&meeting);
     let expected = served(&client, Duration::from_secs(60)).await;
     for hangs in [false, true] {
-        let request = token_request("", &words(601, 40), 3_000);
+        let request =
+            wire::GenerateRequest { no_continuation: true, ..token_request("", &words(601, 40), 3_000) };
         let mut frames = client.generate(request, Some(Duration::from_secs(60))).await.unwrap();
         let mut tokens = 0;
         while tokens < 5 {

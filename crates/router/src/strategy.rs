@@ -2,8 +2,11 @@
 
 use std::hash::{Hash as _, Hasher as _};
 
-use hawser_common::SessionKey;
+use hawser_common::clock::Tick;
+use hawser_common::{GroupId, SessionKey};
+use rand::Rng;
 
+use crate::balance;
 use crate::fleet::Member;
 
 /// How a call without an owner finds its group.
@@ -20,19 +23,24 @@ pub enum Strategy {
     Hashed,
 }
 
+/// What a choice is made from.
+pub(crate) struct Choice<'a> {
+    /// All may take the call.
+    pub(crate) candidates: Vec<&'a Member>,
+    /// Groups that hold rows which the call may share.
+    pub(crate) near: &'a [GroupId],
+    pub(crate) session: Option<&'a SessionKey>,
+    /// Choices before this one.
+    pub(crate) turn: u64,
+    pub(crate) now: Tick,
+}
+
 impl Strategy {
-    /// The member that a benchmark's strategy takes, or none where the router decides by itself. `turn` numbers the
-    /// choices.
-    pub(crate) fn choose<'a>(
-        self,
-        candidates: &[&'a Member],
-        session: Option<&SessionKey>,
-        turn: u64,
-    ) -> Option<&'a Member> {
+    pub(crate) fn choose<'a>(self, choice: Choice<'a>, rng: &mut impl Rng) -> Option<&'a Member> {
+        let Choice { mut candidates, near, session, turn, now } = choice;
         if self == Self::Balanced {
-            return None;
+            return balance::choose(candidates, near, now, rng);
         }
-        let mut candidates = candidates.to_vec();
         candidates.sort_by(|a, b| a.record.id.cmp(&b.record.id));
         let at = |number: u64| {
             let count = u64::try_from(candidates.len()).ok().filter(|&count| count > 0)?;
@@ -54,22 +62,26 @@ impl Strategy {
 mod tests {
     use std::sync::Arc;
 
-    use hawser_common::clock::Tick;
     use hawser_common::{SessionId, TenantId};
+    use rand::SeedableRng as _;
+    use rand::rngs::StdRng;
 
     use super::*;
     use crate::balance::tests::record;
     use crate::fleet::{Fleet, InFlight};
 
     fn chosen(strategy: Strategy, fleet: &Fleet, session: Option<&SessionKey>, turn: u64) -> String {
-        let candidates: Vec<&Member> = fleet.members().collect();
-        strategy.choose(&candidates, session, turn).unwrap().record.id.to_string()
+        let candidates = fleet.members().collect();
+        let choice = Choice { candidates, near: &[], session, turn, now: Tick::default() };
+        strategy.choose(choice, &mut StdRng::seed_from_u64(1)).unwrap().record.id.to_string()
     }
 
     #[test]
     fn each_strategy_goes_by_what_it_says() {
         let mut fleet = Fleet::default();
-        ["a", "b", "c"].iter().for_each(|id| fleet.changed(record(id, 500, 0), Tick::default()));
+        for id in ["a", "b", "c"] {
+            fleet.changed(record(id, 500, 0), Tick::default());
+        }
         let turns: Vec<String> =
             (0..4).map(|turn| chosen(Strategy::RoundRobin, &fleet, None, turn)).collect();
         assert_eq!(turns, ["a", "b", "c", "a"]);
@@ -86,7 +98,5 @@ mod tests {
             seen.insert(group);
         }
         assert_eq!(seen.len(), 3);
-        let all: Vec<&Member> = fleet.members().collect();
-        assert!(Strategy::Balanced.choose(&all, None, 0).is_none(), "the router decides");
     }
 }
