@@ -134,11 +134,6 @@ impl View {
         self.lock().strategy = strategy;
     }
 
-    /// Sessions whose owner is known.
-    pub(crate) fn sessions(&self) -> usize {
-        self.lock().affinity.len()
-    }
-
     fn lock(&self) -> MutexGuard<'_, Known> {
         // Nothing under the lock can panic half-way through a change that matters.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
