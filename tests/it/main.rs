@@ -4,6 +4,7 @@
 mod arrows;
 mod cluster;
 mod faults;
+mod group;
 mod inspect;
 mod process;
 mod processes;

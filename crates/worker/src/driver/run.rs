@@ -1,6 +1,7 @@
 //! The driver's loop: take commands, plan, execute, sample, stream.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
@@ -244,9 +245,10 @@ impl Driver {
     fn execute(&mut self, plan: StepPlan) {
         let Some(leader) = &mut self.leader else { return };
         self.due = self.clock.now().after(BEAT);
-        match leader.step(plan) {
-            Ok((plan, Some(logits))) => self.advance(&plan, logits),
-            Ok((_, None)) => {}
+        let plan = Arc::new(plan);
+        match leader.step(&plan) {
+            Ok(Some(logits)) => self.advance(&plan, logits),
+            Ok(None) => {}
             Err(error) => self.fail_group(&error),
         }
     }

@@ -64,7 +64,7 @@ impl StepPlan {
     /// Whether there is nothing to do, not even to forget.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty() && self.changes.is_empty()
+        self.entries.is_empty() && self.changes.is_empty() && self.tables.is_empty()
     }
 
     #[must_use]
