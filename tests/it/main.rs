@@ -6,6 +6,7 @@ mod cluster;
 mod faults;
 mod group;
 mod inspect;
+mod netns;
 mod process;
 mod processes;
 mod ranks;

@@ -58,7 +58,8 @@ fn r8_one_flipped_bit_of_one_ranks_scores_is_caught_at_that_prune_or_changes_not
                 let TurnError::GroupFailed { reason } = &error else { panic!("{fault:?}: {error}") };
                 assert!(reason.contains("scores are damaged"), "{aggregation:?} {fault:?}: {reason}");
             }
-            assert_eq!(group.watch.heard(1).len(), scored + 1, "no step ran after the prune");
+            // The follower may hear of the end before it has noted the prune itself.
+            assert!(group.watch.heard(1).len() <= scored + 1, "no step ran after the prune");
             let settled = inspect(&group).into_iter().flatten().all(|session| session.prunes.is_empty());
             assert!(settled && group.live("a") == 0 && group.live("b") == 0, "nothing was evicted");
             assert_eq!(serve_two(&mut group, &keep), expected, "{fault:?}");
