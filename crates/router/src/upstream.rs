@@ -18,7 +18,7 @@ const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = 64 << 20;
 /// A leader that is there and does nothing, such as one on a machine that hangs, is found in the sum of both: its clients
 /// must not wait longer than for one that died.
-const KEEPALIVE: Duration = Duration::from_millis(800);
+const KEEPALIVE: Duration = Duration::from_millis(500);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
