@@ -32,6 +32,7 @@ missing_test_packages() {
   # Without root the tests of network namespaces are skipped, and say so.
   [ "$(id -u)" -ne 0 ] || command -v ip >/dev/null || echo iproute2
   command -v etcd >/dev/null || [ -n "${HAWSER_ETCD:-}${HAWSER_SKIP_ETCD:-}" ] || echo etcd-server
+  command -v ip >/dev/null || echo iproute2
 }
 
 # Installs what is missing, and nothing else: for building, or with `tests` for the tests too.

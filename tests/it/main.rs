@@ -3,10 +3,13 @@
 
 mod arrows;
 mod cluster;
+mod etcd;
 mod faults;
 mod group;
 mod inspect;
 mod netns;
+mod network;
+mod partition;
 mod process;
 mod processes;
 mod ranks;

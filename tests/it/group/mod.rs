@@ -41,7 +41,7 @@ const SLOTS: usize = 600;
 fn shards(world: usize) -> Vec<Arc<Model>> {
     static LOADED: [OnceLock<Vec<Arc<Model>>>; 4] = [const { OnceLock::new() }; 4];
     let load = || {
-        let checkpoint = Checkpoint::open(&hawser_tests::root().join("tests/fixtures/tiny-llama")).unwrap();
+        let checkpoint = Checkpoint::open(hawser_tests::root().join("tests/fixtures/tiny-llama")).unwrap();
         let blocks = Blocks::of(&checkpoint).unwrap();
         let plan = ShardPlan::new(checkpoint.config(), NonZeroUsize::new(world).unwrap(), &blocks).unwrap();
         let shard = |rank| Arc::new(Model::load_shard(&checkpoint, plan.rank(rank).unwrap()).unwrap());

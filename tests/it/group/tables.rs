@@ -84,7 +84,7 @@ fn ranks_hold_no_tables_of_turns_that_have_ended() {
     let latest = Arc::new(AtomicU64::new(0));
     let seen = Arc::clone(&latest);
     let disturb = move |rank: &mut Rank, _: &Command| {
-        seen.store(rank.tables().digest().cast_unsigned(), Ordering::SeqCst)
+        seen.store(rank.tables().digest().cast_unsigned(), Ordering::SeqCst);
     };
     let mut group = Group::start(2, PATIENT, Watch { disturb: Some(Box::new(disturb)), ..Watch::default() });
     group.watch.gate.open();

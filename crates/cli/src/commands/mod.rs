@@ -8,6 +8,7 @@ pub mod demo;
 pub mod eval;
 pub mod generate;
 pub mod inspect;
+mod placing;
 pub mod pull;
 pub mod router;
 pub mod serving;
