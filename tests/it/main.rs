@@ -3,6 +3,7 @@
 
 mod arrows;
 mod cluster;
+mod collector;
 mod etcd;
 mod faults;
 mod group;
@@ -14,4 +15,5 @@ mod process;
 mod processes;
 mod ranks;
 mod retention;
+mod telemetry;
 mod turns;

@@ -8,6 +8,7 @@ use hawser_common::config;
 use hawser_common::{Coded, ErrorCode};
 use hawser_placement::EtcdOptions;
 use hawser_router::RouterOptions;
+use hawser_telemetry::TelemetryOptions;
 use hawser_worker::WorkerOptions;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -46,6 +47,7 @@ pub struct Config {
     pub etcd: EtcdOptions,
     pub router: RouterOptions,
     pub worker: WorkerOptions,
+    pub telemetry: TelemetryOptions,
 }
 
 /// A key out of its bounds.
@@ -57,6 +59,8 @@ pub enum InvalidConfig {
     Worker(#[from] hawser_worker::InvalidOptions),
     #[error("wrong configuration: router.{0}")]
     Router(#[from] hawser_router::InvalidOptions),
+    #[error("wrong configuration: telemetry.{0}")]
+    Telemetry(#[from] hawser_telemetry::InvalidOptions),
     #[error("wrong configuration: {0}")]
     Etcd(#[from] hawser_placement::InvalidEtcdOptions),
 }
@@ -77,6 +81,7 @@ impl Default for Config {
             etcd: EtcdOptions::default(),
             router: RouterOptions { listen: LISTEN, ..RouterOptions::default() },
             worker: WorkerOptions::default(),
+            telemetry: TelemetryOptions::default(),
         }
     }
 }
@@ -151,6 +156,7 @@ impl Config {
             worker.model = models::DEMO_NAME.into();
         }
         worker.validate()?;
+        self.telemetry.validate()?;
         self.etcd.validate()?;
         Ok(self.router.validate()?)
     }

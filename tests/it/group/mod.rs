@@ -17,6 +17,7 @@ use std::time::Duration;
 use hawser_common::clock::{Clock, ManualClock};
 use hawser_common::retention::{Aggregation, Policy, Retention};
 use hawser_common::sampling::Sampling;
+use hawser_common::telemetry::TraceParent;
 use hawser_common::{SessionId, SessionKey, TenantId};
 use hawser_device::collective::{Collective, Fault, Faulty, Traffic};
 use hawser_device::kv::RowType;
@@ -173,7 +174,7 @@ impl Group {
     fn start(world: usize, timeout: Duration, watch: Watch) -> Self {
         let watch = Arc::new(watch);
         let probe: Arc<dyn Probe> = Arc::<Watch>::clone(&watch);
-        let threads = Threads::watched(shards(world), sizes(), timeout, probe);
+        let threads = Threads::new(shards(world), sizes(), timeout).probed_by(probe);
         let limits = Limits {
             step_tokens: 128,
             mixed_tokens: 64,
@@ -224,7 +225,7 @@ impl Group {
             deadline: None,
             keep,
         };
-        self.driver().run(Turn { submission, generation, events }).unwrap();
+        self.driver().run(Turn { submission, generation, events, trace: TraceParent::default() }).unwrap();
         receiver
     }
 

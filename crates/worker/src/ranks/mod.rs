@@ -15,14 +15,16 @@ mod rank;
 mod rendezvous;
 mod tables;
 mod threads;
+mod traced;
 
 pub use command::{Command, CommandError, Scoring, Work};
 pub use follower::follow;
 pub use formation::{FormError, Formation};
 pub use leader::Leader;
 pub use link::{BEAT, Channel, Link};
-pub use probe::{Probe, Seat, Unwatched};
+pub use probe::{Probe, Seat, Unprobed};
 pub use processes::{FollowError, Follower, Processes};
 pub use rank::{Outcome, Rank, RankError};
 pub use tables::{Table, TableChange, Tables};
 pub use threads::Threads;
+pub use traced::{RankWatch, Traced};

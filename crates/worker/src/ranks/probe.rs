@@ -19,7 +19,7 @@ pub struct Seat {
     pub rank: usize,
 }
 
-/// Watches a group. What is not implemented does nothing.
+/// Looks into a group. What is not implemented does nothing.
 pub trait Probe: Send + Sync + Debug {
     /// A rank's end of a transport, before it is used: this one, or one round it.
     fn transport(&self, seat: Seat, channel: Channel, end: Box<dyn Collective>) -> Box<dyn Collective> {
@@ -38,8 +38,8 @@ pub trait Probe: Send + Sync + Debug {
     }
 }
 
-/// Nobody watches.
+/// No probe.
 #[derive(Clone, Copy, Debug)]
-pub struct Unwatched;
+pub struct Unprobed;
 
-impl Probe for Unwatched {}
+impl Probe for Unprobed {}

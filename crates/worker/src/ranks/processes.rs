@@ -16,9 +16,10 @@ use super::follower::follow;
 use super::formation::{FormError, Formation};
 use super::leader::Leader;
 use super::link::{Channel, Link};
-use super::probe::Unwatched;
+use super::probe::Unprobed;
 use super::rank::{Rank, RankError};
 use super::rendezvous::{GREETING, Hello, Terms, Welcome, hear, say};
+use super::traced::RankWatch;
 
 /// Longest that the leader looks for followers in one try.
 const LOOK: Duration = Duration::from_millis(800);
@@ -43,6 +44,7 @@ pub struct Processes {
     clock: Clock,
     /// Ranks that have come, at `rank - 1`.
     joined: Vec<Joining>,
+    watch: Option<RankWatch>,
 }
 
 /// The connections of one follower's attempt.
@@ -76,7 +78,13 @@ impl Processes {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let joined = (1..world).map(|_| Joining::default()).collect();
-        Ok(Self { listener, shard, model, world, options, timeout, clock, joined })
+        Ok(Self { listener, shard, model, world, options, timeout, clock, joined, watch: None })
+    }
+
+    /// The same, under watch.
+    #[must_use]
+    pub fn watched_by(self, watch: RankWatch) -> Self {
+        Self { watch: Some(watch), ..self }
     }
 
     /// Where it listens.
@@ -161,7 +169,8 @@ impl Processes {
         let link = Link::new(Box::new(TcpRank::hub(commands, self.timeout)?));
         let abort = sums.abort_handle();
         let executor = Executor::in_group(Arc::clone(&self.shard), self.options, Box::new(sums))?;
-        Ok(Leader::of(Rank::new(executor, epoch), link, abort))
+        let rank = Rank::new(executor, epoch).watched_by(self.watch.clone(), 0);
+        Ok(Leader::of(rank, link, abort))
     }
 }
 
@@ -215,6 +224,7 @@ pub struct Follower {
     /// Where the leader listens for ranks, `host:port`.
     pub leader: String,
     pub threads: std::num::NonZeroUsize,
+    pub watch: Option<RankWatch>,
 }
 
 impl Follower {
@@ -240,9 +250,9 @@ impl Follower {
         let sums = Box::new(spoke(sums)?);
         let abort = sums.abort_handle();
         let executor = Executor::in_group(Arc::clone(&self.shard), options, sums).map_err(FormError::from)?;
-        let mut rank = Rank::new(executor, terms.epoch);
+        let mut rank = Rank::new(executor, terms.epoch).watched_by(self.watch.clone(), self.rank);
         tracing::info!(rank = self.rank, epoch = terms.epoch, "joined the group");
-        Ok(follow(&mut rank, &mut link, &abort, &Unwatched)?)
+        Ok(follow(&mut rank, &mut link, &abort, &Unprobed)?)
     }
 
     fn open(&self, attempt: u64, channel: Channel) -> io::Result<TcpStream> {

@@ -18,7 +18,7 @@ const MAX_BYTES: usize = 4_096;
 /// Longest that a follower waits for the leader to say anything.
 pub(super) const GREETING: Duration = Duration::from_secs(5);
 /// Changes with the messages between ranks; the build says the rest.
-const PROTOCOL: &str = concat!("hawser-ranks/2 ", env!("CARGO_PKG_VERSION"));
+const PROTOCOL: &str = concat!("hawser-ranks/3 ", env!("CARGO_PKG_VERSION"));
 
 /// A follower's greeting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,8 +12,9 @@ use super::follower::follow;
 use super::formation::{FormError, Formation};
 use super::leader::Leader;
 use super::link::{Channel, Link};
-use super::probe::{Probe, Seat, Unwatched};
+use super::probe::{Probe, Seat, Unprobed};
 use super::rank::Rank;
+use super::traced::RankWatch;
 
 /// How often and how long to look whether the threads of an epoch have ended: they were told, and most do at once.
 const LOOKS: u32 = 80;
@@ -28,23 +29,28 @@ pub struct Threads {
     timeout: Duration,
     followers: Vec<JoinHandle<()>>,
     probe: Arc<dyn Probe>,
+    watch: Option<RankWatch>,
 }
 
 impl Threads {
     #[must_use]
     pub fn new(shards: Vec<Arc<Model>>, options: ExecutorOptions, timeout: Duration) -> Self {
-        Self::watched(shards, options, timeout, Arc::new(Unwatched))
+        let probe = Arc::new(Unprobed);
+        Self { shards, options, timeout, followers: Vec::new(), probe, watch: None }
     }
 
-    /// A group that `probe` watches, for tests.
+    /// The same, under watch.
     #[must_use]
-    pub fn watched(
-        shards: Vec<Arc<Model>>,
-        options: ExecutorOptions,
-        timeout: Duration,
-        probe: Arc<dyn Probe>,
-    ) -> Self {
-        Self { shards, options, timeout, followers: Vec::new(), probe }
+    pub fn watched_by(mut self, watch: RankWatch) -> Self {
+        self.watch = Some(watch);
+        self
+    }
+
+    /// The same, with a probe in its ranks. For tests.
+    #[must_use]
+    pub fn probed_by(mut self, probe: Arc<dyn Probe>) -> Self {
+        self.probe = probe;
+        self
     }
 
     /// Waits for the followers of the epoch before, whose memory is needed; how many have not ended. A thread cannot be
@@ -85,7 +91,8 @@ impl Formation for Threads {
             let abort = sum.abort_handle();
             let shard = Arc::clone(&self.shards[rank]);
             let executor = Executor::in_group(shard, self.options, sum)?;
-            let (mut state, mut link) = (Rank::new(executor, epoch), Link::new(link));
+            let mut state = Rank::new(executor, epoch).watched_by(self.watch.clone(), rank);
+            let mut link = Link::new(link);
             if rank == 0 {
                 leader = Some(Leader::of(state, link, abort));
                 continue;
