@@ -4,10 +4,15 @@
 mod arrows;
 mod cluster;
 mod collector;
+mod continuing;
 mod etcd;
+#[path = "../../crates/router/tests/router/worker.rs"]
+#[allow(dead_code, reason = "the router's own tests use the rest")]
+mod fake_worker;
 mod faults;
 mod group;
 mod inspect;
+mod leaving;
 mod netns;
 mod network;
 mod partition;
@@ -15,5 +20,6 @@ mod process;
 mod processes;
 mod ranks;
 mod retention;
+mod simulated;
 mod telemetry;
 mod turns;

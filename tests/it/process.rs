@@ -171,6 +171,10 @@ impl Server {
         rest
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id().expect("the process was not waited for")
+    }
+
     /// SIGSTOP: it is there and does nothing.
     pub(crate) fn freeze(&self) {
         self.signal("-STOP");

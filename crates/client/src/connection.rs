@@ -79,7 +79,8 @@ impl Client {
         }
         set_trace_parent(request.metadata_mut(), &self.trace);
         let mut rpc = self.rpc.clone();
-        FrameStream::open(limit, async move { rpc.generate(request).await }).await
+        // On the heap, because it is large and part of every future that runs a turn.
+        FrameStream::open(limit, Box::pin(async move { rpc.generate(request).await })).await
     }
 
     /// # Errors

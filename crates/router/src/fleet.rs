@@ -9,9 +9,11 @@ use hawser_common::GroupId;
 use hawser_common::clock::Tick;
 use hawser_common::group::GroupRecord;
 
-/// A group that has published nothing for this long (two of the workers' longest intervals and some) is judged by the
-/// router's own counts alone.
-pub(crate) const STALE_AFTER: Duration = Duration::from_secs(25);
+/// A group that has published nothing for this long (two of the workers' longest intervals) is judged by the router's own
+/// counts alone.
+pub(crate) const STALE_AFTER: Duration = Duration::from_secs(20);
+/// So is one that has said so often in a row that nothing runs while calls of this router ran there.
+const CONTRADICTIONS: u8 = 2;
 /// A group that could not be reached is passed over for this long where there is another.
 pub(crate) const SHUN_FOR: Duration = Duration::from_secs(1);
 
@@ -51,6 +53,33 @@ pub(crate) struct Member {
     /// Passed over until then.
     pub(crate) shunned_until: Tick,
     pub(crate) load: Arc<Load>,
+    /// Sessions that this router has placed there since it last published.
+    pub(crate) placed: u32,
+    contradictions: u8,
+}
+
+impl Member {
+    /// Whether what it publishes can be gone by.
+    pub(crate) fn is_trusted(&self, now: Tick) -> bool {
+        now.since(self.reported) <= STALE_AFTER
+            && self.record.capacity.slots_total > 0
+            && self.contradictions < CONTRADICTIONS
+    }
+
+    /// Running and queued calls: what it said, or what this router sent it since.
+    pub(crate) fn calls(&self, now: Tick) -> u64 {
+        let own = self.load.count().into();
+        let capacity = &self.record.capacity;
+        if self.is_trusted(now) {
+            (u64::from(capacity.running) + u64::from(capacity.queued)).max(own)
+        } else {
+            own
+        }
+    }
+
+    pub(crate) fn sessions(&self) -> u64 {
+        self.record.capacity.sessions + u64::from(self.placed)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -74,29 +103,48 @@ impl Fleet {
     }
 
     /// Takes a registration or a publication over. A new registration of a known group begins unshunned; calls in
-    /// flight stay counted.
-    pub(crate) fn changed(&mut self, record: GroupRecord, now: Tick) {
+    /// flight stay counted. Says whether the group's word has just been found not to be gone by.
+    pub(crate) fn changed(&mut self, record: GroupRecord, now: Tick) -> bool {
         let old = self.0.remove(&record.id);
-        let shunned_until = match &old {
-            Some(member) if member.record.epoch == record.epoch => member.shunned_until,
-            _ => Tick::default(),
-        };
+        let (mut shunned_until, mut contradictions) = (Tick::default(), 0);
+        if let Some(member) = old.as_ref().filter(|member| member.record.epoch == record.epoch) {
+            shunned_until = member.shunned_until;
+            let idle = record.capacity.running == 0 && record.capacity.queued == 0;
+            contradictions = match (idle, member.load.count() > 0) {
+                (false, _) => 0,
+                (true, true) => member.contradictions.saturating_add(1),
+                (true, false) => member.contradictions,
+            };
+        }
         let load = old.map(|member| member.load).unwrap_or_default();
-        self.0.insert(record.id.clone(), Member { record, reported: now, shunned_until, load });
+        let member = Member { record, reported: now, shunned_until, load, placed: 0, contradictions };
+        self.0.insert(member.record.id.clone(), member);
+        contradictions == CONTRADICTIONS
+    }
+
+    /// A new session was placed there.
+    pub(crate) fn placed(&mut self, group: &GroupId) {
+        if let Some(member) = self.0.get_mut(group) {
+            member.placed += 1;
+        }
     }
 
     pub(crate) fn gone(&mut self, group: &GroupId) {
         self.0.remove(group);
     }
 
-    /// Starts again from `records`; calls in flight stay counted.
+    /// Starts again from `records`; calls in flight stay counted. What is as it was is no news of its group.
     pub(crate) fn replace(&mut self, records: Vec<GroupRecord>, now: Tick) {
         let mut old = std::mem::take(self);
         for record in records {
-            if let Some(member) = old.0.remove(&record.id) {
+            let known = old.0.remove(&record.id);
+            let is_news = known.as_ref().is_none_or(|member| member.record != record);
+            if let Some(member) = known {
                 self.0.insert(record.id.clone(), member);
             }
-            self.changed(record, now);
+            if is_news {
+                self.changed(record, now);
+            }
         }
     }
 
@@ -136,5 +184,29 @@ mod tests {
         assert_eq!(fleet.member(&g.id).unwrap().load.count(), 0);
         fleet.replace(Vec::new(), Tick::default());
         assert!(fleet.is_empty());
+    }
+
+    #[test]
+    fn p20_a_group_that_never_says_that_it_runs_is_found_out_with_its_second_report() {
+        let mut fleet = Fleet::default();
+        let idle = record("g", 100, 0);
+        let at = |second| Tick(Duration::from_secs(second));
+        assert!(!fleet.changed(idle.clone(), at(0)));
+        let call = InFlight::enter(Arc::clone(&fleet.member(&idle.id).unwrap().load));
+        assert!(!fleet.changed(idle.clone(), at(1)), "the call may have come after it was written");
+        assert!(fleet.changed(idle.clone(), at(2)));
+        assert!(!fleet.member(&idle.id).unwrap().is_trusted(at(2)));
+        assert_eq!(fleet.member(&idle.id).unwrap().calls(at(2)), 1);
+        drop(call);
+        assert!(!fleet.changed(idle.clone(), at(3)), "an idle group has nothing to show");
+        assert!(!fleet.member(&idle.id).unwrap().is_trusted(at(3)));
+        fleet.changed(record("g", 100, 1), at(4));
+        assert!(fleet.member(&idle.id).unwrap().is_trusted(at(4)));
+        // Listing it again is no report.
+        fleet.replace(vec![record("g", 100, 1)], at(30));
+        assert!(!fleet.member(&idle.id).unwrap().is_trusted(at(30)), "silent for two intervals");
+        let nothing = GroupRecord { capacity: Default::default(), ..idle.clone() };
+        fleet.changed(nothing, at(31));
+        assert!(!fleet.member(&idle.id).unwrap().is_trusted(at(31)), "it reports no load");
     }
 }

@@ -7,6 +7,8 @@ use hawser_common::{Coded, ErrorCode};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::strategy::Strategy;
+
 /// What a router can be told. Times are in milliseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -26,8 +28,19 @@ pub struct RouterOptions {
     /// Longest that a call waits for a group that owns its session and does not answer. Once the store says that the
     /// group's lease has ended, the session is placed anew, so this should exceed the workers' lease time.
     pub owner_wait_ms: u64,
+    /// Time between two lists of the whole store, beside the changes that it tells, a fifth more or less; 0: never. At
+    /// most twice the workers' lease time less a fifth, a group whose end was missed is gone within two of them.
+    pub relist_ms: u64,
+    /// How often one turn may go on at another group after its own was lost in mid-stream: 0 to 2.
+    pub continuations: u32,
+    /// What is kept of running turns, so that they can go on elsewhere: requests and delivered tokens. A turn that finds
+    /// no room ends where its group is lost.
+    pub continuation_memory_mib: u64,
     /// Seed of the random choices; drawn if absent.
     pub seed: Option<u64>,
+    /// How calls without an owner are placed: no key, but set by benchmarks that compare.
+    #[serde(skip)]
+    pub strategy: Strategy,
 }
 
 impl Default for RouterOptions {
@@ -40,7 +53,11 @@ impl Default for RouterOptions {
             connect_timeout_ms: 1_000,
             call_timeout_ms: 10_000,
             owner_wait_ms: 30_000,
+            relist_ms: 15_000,
+            continuations: 1,
+            continuation_memory_mib: 256,
             seed: None,
+            strategy: Strategy::Balanced,
         }
     }
 }
@@ -77,7 +94,10 @@ impl RouterOptions {
         check("max_attempts", self.max_attempts.into(), 1, 100)?;
         check("connect_timeout_ms", self.connect_timeout_ms, 1, 60_000)?;
         check("call_timeout_ms", self.call_timeout_ms, 1, 600_000)?;
-        check("owner_wait_ms", self.owner_wait_ms, 0, 600_000)
+        check("owner_wait_ms", self.owner_wait_ms, 0, 600_000)?;
+        check("relist_ms", self.relist_ms, 0, 3_600_000)?;
+        check("continuations", self.continuations.into(), 0, 2)?;
+        check("continuation_memory_mib", self.continuation_memory_mib, 0, 65_536)
     }
 
     pub(crate) fn connect_timeout(&self) -> Duration {
@@ -86,6 +106,10 @@ impl RouterOptions {
 
     pub(crate) fn call_timeout(&self) -> Duration {
         Duration::from_millis(self.call_timeout_ms)
+    }
+
+    pub(crate) fn relist(&self) -> Option<Duration> {
+        (self.relist_ms > 0).then(|| Duration::from_millis(self.relist_ms))
     }
 
     pub(crate) fn owner_wait(&self) -> Duration {

@@ -28,7 +28,8 @@ use tracing::{error, info};
 
 use crate::admission::Admission;
 use crate::attempts::Limits;
-use crate::follow::follow;
+use crate::continuation::Continuations;
+use crate::follow::{Follower, follow};
 use crate::metrics::{self, RouterMetrics};
 use crate::options::{InvalidOptions, RouterOptions};
 use crate::place::Placer;
@@ -106,12 +107,17 @@ impl Router {
 
         let seed = options.seed.unwrap_or_else(rand::random);
         let view = Arc::new(View::new(clock.clone(), options.max_sessions, seed));
+        view.place_by(options.strategy);
         let upstream = Arc::new(Upstream::new(options.connect_timeout()));
         let (tasks, closing, cut) = (Tasks::new(), CancellationToken::new(), CancellationToken::new());
         let metrics = RouterMetrics::new(&telemetry.meter);
-        let followed =
-            follow(store, Arc::clone(&view), Arc::clone(&upstream), metrics.clone(), tasks.stopping());
-        tasks.spawn(followed);
+        let follower = Follower {
+            view: Arc::clone(&view),
+            upstream: Arc::clone(&upstream),
+            metrics: metrics.clone(),
+            relist: options.relist(),
+        };
+        tasks.spawn(follow(store, follower, tasks.stopping()));
         let (health, health_service) = tonic_health::server::health_reporter();
         tasks.spawn(report_health(health, Arc::clone(&view), closing.clone()));
 
@@ -125,6 +131,7 @@ impl Router {
             upstream,
             admission: admission.clone(),
             call_timeout: options.call_timeout(),
+            continuations: Continuations::new(options.continuations, options.continuation_memory_mib),
             cut: cut.clone(),
         };
         let hawser = HawserServer::new(service)
@@ -193,6 +200,12 @@ impl RouterHandle {
     #[must_use]
     pub fn loads(&self) -> Vec<(hawser_common::GroupId, u32)> {
         self.view.loads()
+    }
+
+    /// Sessions whose owner this router knows.
+    #[must_use]
+    pub fn sessions(&self) -> usize {
+        self.view.sessions()
     }
 
     /// Waits until the view satisfies what was asked for: that `groups` are registered. `false` after `limit`.

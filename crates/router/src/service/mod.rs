@@ -17,6 +17,7 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 use crate::admission::Admission;
+use crate::continuation::Continuations;
 use crate::deadline::Deadline;
 use crate::error::RouteError;
 use crate::metrics::RouterMetrics;
@@ -25,13 +26,14 @@ use crate::relay::Relay;
 use crate::upstream::Upstream;
 use crate::view::Target;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct HawserService {
     pub(crate) placer: Placer,
     pub(crate) upstream: Arc<Upstream>,
     pub(crate) admission: Admission,
     /// Longest that a call other than a turn may take at a group.
     pub(crate) call_timeout: Duration,
+    pub(crate) continuations: Continuations,
     /// Ends every stream.
     pub(crate) cut: CancellationToken,
     pub(crate) metrics: RouterMetrics,

@@ -36,7 +36,14 @@ impl HawserService {
 
     /// What a group says about its model; just the name and the number of groups where none answers.
     async fn model(&self, name: String, groups: u32, deadline: Deadline) -> v1::ModelInfo {
-        let call = Call { session: None, model: name.clone(), to: To::Group, replay: Replay::Safe, deadline };
+        let call = Call {
+            session: None,
+            model: name.clone(),
+            prefix: None,
+            to: To::Group,
+            replay: Replay::Safe,
+            deadline,
+        };
         let ask = |target: Target| async move {
             let message = self.wire(v1::DescribeModelRequest {}, deadline);
             let described = self.client(&target)?.describe_model(message).await;
@@ -61,7 +68,7 @@ impl HawserService {
         convert::optional_model(&request.model)?;
         let _permit = self.admission.enter()?;
         let model = request.model.clone();
-        let call = Call { session: None, model, to: To::Group, replay: Replay::Safe, deadline };
+        let call = Call { session: None, model, prefix: None, to: To::Group, replay: Replay::Safe, deadline };
         let ask = |target: Target| {
             let message = self.wire(request.clone(), deadline);
             async move {

@@ -24,8 +24,23 @@ fn drawn() -> String {
     format!("s-{:032x}", rand::random::<u128>())
 }
 
+/// What the owner of a session is asked, and how its answer is had.
+macro_rules! forward {
+    ($service:expr, $call:expr, $request:expr, $rpc:ident, $message:ident) => {{
+        let (service, call, request) = ($service, &$call, &$request);
+        let ask = |target: Target| {
+            let message = v1::$message { route: route(&target), request: Some(request.clone()) };
+            async move {
+                let answer = service.client(&target)?.$rpc(service.wire(message, call.deadline)).await;
+                answer.map(Response::into_inner).map_err(|status| fault(&status))
+            }
+        };
+        service.placer.place(call, ask).await.map(|(answer, ..)| answer)
+    }};
+}
+
 fn to_owner(session: SessionKey, replay: Replay, deadline: Deadline) -> Call {
-    Call { session: Some(session), model: String::new(), to: To::Owner, replay, deadline }
+    Call { session: Some(session), model: String::new(), prefix: None, to: To::Owner, replay, deadline }
 }
 
 impl HawserService {
@@ -42,16 +57,8 @@ impl HawserService {
         convert::optional_model(&request.model)?;
         let _permit = self.admission.enter()?;
         let model = request.model.clone();
-        let call = Call { session, model, to: To::Group, replay: Replay::Safe, deadline };
-        let ask = |target: Target| {
-            let request = Some(request.clone());
-            let message = v1::WorkerOpenSessionRequest { route: route(&target), request };
-            async move {
-                let opened = self.client(&target)?.open_session(self.wire(message, deadline)).await;
-                opened.map(Response::into_inner).map_err(|status| fault(&status))
-            }
-        };
-        Ok(self.placer.place(&call, ask).await?.0)
+        let call = Call { session, model, prefix: None, to: To::Group, replay: Replay::Safe, deadline };
+        forward!(self, call, request, open_session, WorkerOpenSessionRequest)
     }
 
     pub(super) async fn fork(
@@ -66,16 +73,9 @@ impl HawserService {
         }
         convert::session_id(&request.fork)?;
         let _permit = self.admission.enter()?;
-        let ask = |target: Target| {
-            let request = Some(request.clone());
-            let message = v1::WorkerForkSessionRequest { route: route(&target), request };
-            async move {
-                let forked = self.client(&target)?.fork_session(self.wire(message, deadline)).await;
-                forked.map(Response::into_inner).map_err(|status| fault(&status))
-            }
-        };
         // A second try would find the id of the fork taken by the first.
-        Ok(self.placer.place(&to_owner(session, Replay::Never, deadline), ask).await?.0)
+        let call = to_owner(session, Replay::Never, deadline);
+        forward!(self, call, request, fork_session, WorkerForkSessionRequest)
     }
 
     pub(super) async fn close(
@@ -86,19 +86,11 @@ impl HawserService {
         let request = request.into_inner();
         let session = Self::key(convert::session_id(&request.session)?);
         let _permit = self.admission.enter()?;
-        let ask = |target: Target| {
-            let request = Some(request.clone());
-            let message = v1::WorkerCloseSessionRequest { route: route(&target), request };
-            async move {
-                let closed = self.client(&target)?.close_session(self.wire(message, deadline)).await;
-                closed.map(Response::into_inner).map_err(|status| fault(&status))
-            }
-        };
-        match self.placer.place(&to_owner(session, Replay::Safe, deadline), ask).await {
-            Ok((closed, ..)) => Ok(closed),
+        let call = to_owner(session, Replay::Safe, deadline);
+        match forward!(self, call, request, close_session, WorkerCloseSessionRequest) {
             // Closing what is not there is done.
             Err(RouteError::UnknownSession { .. }) => Ok(v1::CloseSessionResponse { slots_freed: 0 }),
-            Err(error) => Err(error),
+            closed => closed,
         }
     }
 
@@ -110,15 +102,8 @@ impl HawserService {
         let request = request.into_inner();
         let session = Self::key(convert::session_id(&request.session)?);
         let _permit = self.admission.enter()?;
-        let ask = |target: Target| {
-            let request = Some(request.clone());
-            let message = v1::WorkerDescribeSessionRequest { route: route(&target), request };
-            async move {
-                let described = self.client(&target)?.describe_session(self.wire(message, deadline)).await;
-                described.map(Response::into_inner).map_err(|status| fault(&status))
-            }
-        };
-        Ok(self.placer.place(&to_owner(session, Replay::Safe, deadline), ask).await?.0)
+        let call = to_owner(session, Replay::Safe, deadline);
+        forward!(self, call, request, describe_session, WorkerDescribeSessionRequest)
     }
 
     pub(super) async fn inspect(
@@ -129,15 +114,8 @@ impl HawserService {
         let request = request.into_inner();
         let session = Self::key(convert::session_id(&request.session)?);
         let _permit = self.admission.enter()?;
-        let ask = |target: Target| {
-            let request = Some(request.clone());
-            let message = v1::WorkerInspectSessionRequest { route: route(&target), request };
-            async move {
-                let inspected = self.client(&target)?.inspect_session(self.wire(message, deadline)).await;
-                inspected.map(Response::into_inner).map_err(|status| fault(&status))
-            }
-        };
-        Ok(self.placer.place(&to_owner(session, Replay::Safe, deadline), ask).await?.0)
+        let call = to_owner(session, Replay::Safe, deadline);
+        forward!(self, call, request, inspect_session, WorkerInspectSessionRequest)
     }
 
     /// Every group is asked. One that does not answer in time makes the list incomplete, which it says.

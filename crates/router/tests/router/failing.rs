@@ -15,7 +15,8 @@ use crate::worker::{Script, Then};
 
 /// Runs a turn whose stream must fail, and gives the chunks that came before.
 async fn failing_turn(cluster: &Cluster, session: &str, after: usize, then: impl FnOnce(&str)) -> Fault {
-    let mut stream = cluster.client.clone().generate(request(session)).await.unwrap().into_inner();
+    let request = v1::GenerateRequest { no_continuation: true, ..request(session) };
+    let mut stream = cluster.client.clone().generate(request).await.unwrap().into_inner();
     let group = placed(&mut stream).await;
     for _ in 0..after {
         let frame = stream.message().await.unwrap().unwrap().frame;

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test code")]
 
 mod cluster;
+mod continuing;
 mod failing;
 mod placing;
 #[path = "../../../worker/src/remote_store.rs"]

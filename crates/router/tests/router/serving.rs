@@ -156,7 +156,11 @@ async fn stopping_lets_streams_end_and_cuts_the_rest() {
     worker.script(Script { then: Then::Hang, ..Script::default() });
     let mut stream = client(&cluster.router).generate(request("s")).await.unwrap().into_inner();
     placed(&mut stream).await;
+    let mut health = HealthClient::new(channel(&cluster.router));
+    let mut watch = health.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
+    assert_eq!(watch.message().await.unwrap().unwrap().status(), ServingStatus::Serving);
     assert!(!cluster.router.shutdown(Duration::from_millis(50)).await, "a stream was still running");
+    assert_eq!(watch.message().await.unwrap().unwrap().status(), ServingStatus::NotServing);
     let error = loop {
         match stream.message().await {
             Ok(Some(_)) => {}

@@ -29,8 +29,17 @@ pub(crate) struct Script {
     pub(crate) refuse: Option<ErrorCode>,
     /// Do not answer at all.
     pub(crate) stall: bool,
+    /// Tokens of an answer, one a chunk.
     pub(crate) chunks: usize,
+    /// Text comes for so many tokens at a time, as with a stop string that is held back.
+    pub(crate) lag: usize,
+    /// Time between two tokens.
+    pub(crate) pace: Duration,
     pub(crate) then: Then,
+    /// The next turn breaks after so many tokens, unless another group began it.
+    pub(crate) breaks: Option<(usize, Then)>,
+    /// A worker of an earlier version: begins anew whatever it is asked.
+    pub(crate) is_old: bool,
 }
 
 /// How a turn ends after its chunks.
@@ -46,7 +55,16 @@ pub(crate) enum Then {
 
 impl Default for Script {
     fn default() -> Self {
-        Self { refuse: None, stall: false, chunks: 3, then: Then::Finish }
+        Self {
+            refuse: None,
+            stall: false,
+            chunks: 3,
+            lag: 1,
+            pace: Duration::ZERO,
+            then: Then::Finish,
+            breaks: None,
+            is_old: false,
+        }
     }
 }
 
@@ -55,6 +73,8 @@ impl Default for Script {
 pub(crate) struct Seen {
     pub(crate) started: usize,
     pub(crate) ended: usize,
+    /// Turns that another group had begun.
+    pub(crate) continued: usize,
     pub(crate) timeout: Option<Duration>,
 }
 
@@ -174,6 +194,38 @@ impl Drop for Turn {
     }
 }
 
+/// The n-th token of every answer, whoever generates it.
+pub(crate) fn token(n: usize) -> u32 {
+    100 + u32::try_from(n).unwrap()
+}
+
+/// Text of the tokens up to `n`.
+pub(crate) fn text(n: usize) -> String {
+    (0..n).map(|i| format!("t{i} ")).collect()
+}
+
+/// Of so many tokens, those whose text is not held back.
+fn certain(tokens: usize, lag: usize) -> usize {
+    tokens - tokens % lag
+}
+
+/// The chunk of token `n`: text for the last few tokens at once, or all that is left with the very last.
+fn chunk(n: usize, lag: usize, last: bool) -> v1::Chunk {
+    let until = if last { n + 1 } else { certain(n + 1, lag) };
+    let text = text(until)[text(certain(n, lag)).len()..].to_owned();
+    v1::Chunk { text, token_ids: vec![token(n)], ..Default::default() }
+}
+
+/// Checks what another group has delivered, and says where to go on.
+fn begun(point: &v1::ContinueFrom, lag: usize, total: usize) -> usize {
+    let count = point.token_ids.len();
+    let expected: Vec<_> = (0..count).map(token).collect();
+    assert_eq!(point.token_ids, expected, "tokens in order, each once");
+    let with_text = if count == total { count } else { certain(count, lag) };
+    assert_eq!(point.text_bytes, text(with_text).len() as u64);
+    count
+}
+
 fn frame(frame: Frame) -> Result<v1::GenerateResponse, Status> {
     Ok(v1::GenerateResponse { frame: Some(frame) })
 }
@@ -187,7 +239,10 @@ impl Worker for FakeWorker {
         request: Request<v1::WorkerGenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let turn = Turn::start(&self.seen, hawser_proto::deadline(request.metadata()));
-        let script = self.script.lock().unwrap().clone();
+        let mut script = self.script.lock().unwrap().clone();
+        if !script.stall && script.refuse.is_none() {
+            self.script.lock().unwrap().breaks = None;
+        }
         let message = request.into_inner();
         let request = message.request.unwrap();
         if script.stall {
@@ -203,15 +258,25 @@ impl Worker for FakeWorker {
             self.registration.release(Self::key(&request.session)).await;
             return Err(fault(ErrorCode::SessionLost, None));
         }
+        let point = message.continue_from.filter(|_| !script.is_old);
+        let from = point.as_ref().map_or(0, |point| begun(point, script.lag, script.chunks));
+        if point.is_some() {
+            self.seen.send_modify(|seen| seen.continued += 1);
+        }
+        let mut until = script.chunks;
+        if let (Some((after, then)), None) = (script.breaks, &point) {
+            (until, script.then) = (after, then);
+        }
         let placed = v1::Placed {
             session: request.session.clone(),
             group: self.id(),
             epoch: self.registration.epoch().0,
             model: request.model.clone(),
+            continued_tokens: u32::try_from(from).unwrap(),
         };
         let mut frames = vec![frame(Frame::Placed(placed))];
-        for i in 0..script.chunks {
-            frames.push(frame(Frame::Chunk(v1::Chunk { text: format!("t{i} "), ..Default::default() })));
+        for n in from..until {
+            frames.push(frame(Frame::Chunk(chunk(n, script.lag, n + 1 == script.chunks))));
         }
         let rest = match script.then {
             Then::Finish => {
@@ -225,9 +290,14 @@ impl Worker for FakeWorker {
             Then::Stop => stream::empty().boxed(),
             Then::Fail(code) => stream::iter([Err(fault(code, None))]).boxed(),
         };
-        let frames = stream::iter(frames).chain(rest).map(move |frame| {
+        let frames = stream::iter(frames).chain(rest).then(move |frame| {
             let _held = &turn;
-            frame
+            async move {
+                if !script.pace.is_zero() {
+                    tokio::time::sleep(script.pace).await;
+                }
+                frame
+            }
         });
         Ok(Response::new(frames.boxed()))
     }

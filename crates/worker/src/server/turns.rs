@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hawser_common::clock::{Clock, Tick};
 use hawser_common::group::Owner;
-use hawser_common::request::TurnRequest;
+use hawser_common::request::{Begun, TurnRequest};
 use hawser_common::retention::{Choice, Retention};
 use hawser_common::sampling::Sampling;
 use hawser_common::tasks::Tasks;
@@ -22,7 +22,7 @@ use crate::driver::{DriverHandle, Turn};
 use crate::metrics::{TurnWatch, WorkerMetrics};
 use crate::scheduler::{Keep, SequenceId, Submission};
 use crate::session::{Held, Prompt, Sessions, Text, Transcript, build_prompt};
-use crate::turn::{Generation, GenerationOptions, TurnError};
+use crate::turn::{Generation, GenerationOptions, TurnEnd, TurnError, TurnEvent};
 
 /// What every handler of a leader shares.
 #[derive(Debug)]
@@ -97,6 +97,12 @@ impl Shared {
     }
 }
 
+/// What follows a prompt: which of the history is kept, and the beginning of the answer if another group made one.
+struct Answered {
+    keep: Keep,
+    begun: Begun,
+}
+
 /// Runs turns.
 #[derive(Debug, Clone)]
 pub(crate) struct TurnService {
@@ -114,9 +120,11 @@ impl TurnService {
         &self,
         tenant: TenantId,
         request: TurnRequest,
+        begun: Option<Begun>,
         deadline: Option<Tick>,
         watch: &mut TurnWatch,
     ) -> Result<TurnStream, TurnError> {
+        let continued = begun.as_ref().map_or(0, |begun| begun.tokens.len());
         let shared = &self.shared;
         watch.about(request.session.as_ref(), &shared.owner());
         let key = request.session.clone().map(|session| SessionKey { tenant: tenant.clone(), session });
@@ -133,6 +141,7 @@ impl TurnService {
         let (held, mut prompt) = self.render(held, request).await?;
         prompt.retention = is_chosen.then(|| retention.clone());
         let keep = keep(&shared.text, shared.context, &prompt, (retention, &intent))?;
+        let keep = Answered { keep, begun: begun.unwrap_or_default() };
         let mut guard = TurnGuard { shared: Arc::clone(shared), key: key.clone(), held };
         let (id, events) =
             self.submit((tenant, key.as_ref()), (&prompt, keep), &sampling, (deadline, watch.parent()))?;
@@ -142,7 +151,7 @@ impl TurnService {
             shared.claim(key, held).await?;
         }
         let tracked = shared.turns.token();
-        Ok(TurnStream::new(TurnStreamParts { guard, prompt, events, tracked }))
+        Ok(TurnStream::new(TurnStreamParts { guard, prompt, continued, events, tracked }))
     }
 
     async fn render(
@@ -164,17 +173,23 @@ impl TurnService {
     fn submit(
         &self,
         (namespace, key): (TenantId, Option<&SessionKey>),
-        (prompt, keep): (&Prompt, Keep),
+        (prompt, Answered { keep, begun }): (&Prompt, Answered),
         sampling: &Sampling,
         (deadline, trace): (Option<Tick>, &TraceParent),
-    ) -> Result<(SequenceId, mpsc::Receiver<crate::turn::TurnEvent>), TurnError> {
+    ) -> Result<(SequenceId, mpsc::Receiver<TurnEvent>), TurnError> {
         let shared = &self.shared;
         let (tokens, context) = (&prompt.tokens, shared.context);
         if tokens.len() >= context {
             return Err(TurnError::PromptTooLong { prompt: tokens.len(), context });
         }
+        let vocabulary = shared.text.vocabulary;
+        if let Some(&id) = begun.tokens.iter().find(|&&id| id as usize >= vocabulary) {
+            return Err(TurnError::UnknownToken { id, vocabulary });
+        }
         let max_new = most_new_tokens(tokens.len(), sampling.max_tokens, context, shared.usable_slots);
-        let generation = Generation::new(&GenerationOptions {
+        // A group with a larger pool may have begun it.
+        let max_new = max_new.max(begun.tokens.len());
+        let mut generation = Generation::new(&GenerationOptions {
             tokenizer: shared.text.tokenizer.clone(),
             sampling,
             seed: sampling.seed.unwrap_or_else(rand::random),
@@ -183,10 +198,19 @@ impl TurnService {
             end_ids: &shared.end_ids,
         });
         let id = SequenceId(self.next_id.fetch_add(1, Ordering::Relaxed));
-        let session = key.cloned();
-        let submission =
-            Submission { id, session, namespace, prompt: tokens.clone(), max_new, deadline, keep };
         let (sender, events) = mpsc::channel(shared.stream_buffer + Turn::MIN_ROOM);
+        if let Some((finish, rest)) = generation.resume(&begun)? {
+            // Both find room: the channel is new.
+            if !rest.is_empty() {
+                let _ = sender.try_send(TurnEvent::Text(rest));
+            }
+            let end = TurnEnd::of_begun(finish, tokens.len(), generation, shared.clock.now());
+            let _ = sender.try_send(TurnEvent::Finished(Box::new(end)));
+            return Ok((id, events));
+        }
+        let session = key.cloned();
+        let (prompt, begun) = (tokens.clone(), begun.tokens);
+        let submission = Submission { id, session, namespace, prompt, begun, max_new, deadline, keep };
         shared.driver.run(Turn { submission, generation, events: sender, trace: trace.clone() })?;
         Ok((id, events))
     }

@@ -87,11 +87,12 @@ impl WorkerService {
         watch: &mut TurnWatch,
     ) -> Result<TurnStream, Status> {
         let limit = deadline(request.metadata()).map(|limit| self.shared.clock.now().after(limit));
-        let v1::WorkerGenerateRequest { route, request } = request.into_inner();
+        let v1::WorkerGenerateRequest { route, request, continue_from } = request.into_inner();
         let tenant = self.admit(route.as_ref())?;
         let turn = convert::turn_request(required(request, "request")?).map_err(refuse)?;
         self.check_model(&turn.model)?;
-        self.turns.start(tenant, turn, limit, watch).await.map_err(refuse)
+        let begun = continue_from.map(convert::begun).transpose().map_err(refuse)?;
+        self.turns.start(tenant, turn, begun, limit, watch).await.map_err(refuse)
     }
 
     fn check_model(&self, asked: &str) -> Result<(), Status> {
