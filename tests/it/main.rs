@@ -10,8 +10,10 @@ mod etcd;
 #[allow(dead_code, reason = "the router's own tests use the rest")]
 mod fake_worker;
 mod faults;
+mod group;
 mod inspect;
 mod leaving;
+mod netns;
 mod network;
 mod partition;
 mod process;

@@ -16,8 +16,10 @@ use tonic::transport::{Channel, Endpoint};
 const STREAM_WINDOW: u32 = 64 << 10;
 /// Unread frames that all streams of one connection may hold: a thousand slow readers.
 const CONNECTION_WINDOW: u32 = 64 << 20;
-const KEEPALIVE: Duration = Duration::from_secs(15);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A leader that is there and does nothing, such as one on a machine that hangs, is found in the sum of both: its clients
+/// must not wait longer than for one that died.
+const KEEPALIVE: Duration = Duration::from_millis(500);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(crate) struct Upstream {

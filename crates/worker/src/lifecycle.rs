@@ -258,7 +258,11 @@ async fn follow_group(shared: Arc<Shared>, stopping: CancellationToken) {
         // Cancel-safe: `changed` only waits, and the latest value is read after it.
         tokio::select! {
             () = stopping.cancelled() => return,
-            changed = is_up.changed() => if changed.is_err() { return },
+            changed = is_up.changed() => if changed.is_err() {
+                // The driver has ended without being told to: nothing can be served here.
+                shared.registration.suspend(true);
+                return;
+            },
         }
     }
 }

@@ -70,6 +70,22 @@ impl Op {
 impl Kind {
     const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::I64];
 
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+            Self::I64 => 8,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::I64 => "i64",
+        }
+    }
+
     /// As one byte of a header.
     pub(super) fn code(self) -> u8 {
         match self {
@@ -94,16 +110,21 @@ impl fmt::Display for Call {
             Op::Broadcast => f.write_str("broadcast")?,
             Op::Barrier => f.write_str("barrier")?,
         }
-        let kind = match self.kind {
-            Kind::F32 => "f32",
-            Kind::Bf16 => "bf16",
-            Kind::I64 => "i64",
-        };
-        write!(f, " of {} {kind}", self.len)?;
+        write!(f, " of {} {}", self.len, self.kind.name())?;
         if self.op == Op::Gather {
             write!(f, " in parts {:#010x}", self.counts)?;
         }
         write!(f, ", call {} of step {} in epoch {}", self.seq, self.step.step, self.step.epoch)
+    }
+}
+
+impl Call {
+    /// One number for the whole tag, for a transport that cannot send tags: FNV-1a of the text, which depends on nothing
+    /// but what every rank can know.
+    pub(super) fn number(&self) -> i64 {
+        let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        let text = self.to_string();
+        text.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, mix).cast_signed()
     }
 }
 

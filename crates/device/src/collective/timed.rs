@@ -13,8 +13,8 @@ use super::{AbortHandle, Collective, CollectiveError, Reduce, StepTag, Traffic, 
 
 /// One rank's end of a group, with a timer.
 #[derive(Debug)]
-pub struct Timed<C> {
-    inner: C,
+pub struct Timed {
+    inner: Box<dyn Collective>,
     timer: CallTimer,
 }
 
@@ -65,9 +65,9 @@ fn nanos(tick: Tick) -> u64 {
     u64::try_from(tick.0.as_nanos()).unwrap_or(u64::MAX - 1)
 }
 
-impl<C: Collective> Timed<C> {
+impl Timed {
     #[must_use]
-    pub fn new(inner: C) -> Self {
+    pub fn new(inner: Box<dyn Collective>) -> Self {
         Self { inner, timer: CallTimer::new() }
     }
 
@@ -77,7 +77,7 @@ impl<C: Collective> Timed<C> {
     }
 }
 
-impl<C: Collective> Collective for Timed<C> {
+impl Collective for Timed {
     fn rank(&self) -> usize {
         self.inner.rank()
     }
@@ -129,7 +129,8 @@ mod tests {
     /// A rank that waits for another is seen to wait, and its time is counted once the other has come.
     #[test]
     fn who_waits_is_seen_to_wait() {
-        let mut ranks = ThreadGroup::new(2, Duration::from_secs(30)).into_iter().map(Timed::new);
+        let mut ranks =
+            ThreadGroup::new(2, Duration::from_secs(30)).into_iter().map(|rank| Timed::new(Box::new(rank)));
         let (mut first, mut second) = (ranks.next().unwrap(), ranks.next().unwrap());
         let timer = first.timer().clone();
         assert_eq!((timer.in_call(), timer.spent()), (None, Duration::ZERO));

@@ -10,7 +10,7 @@ use hawser_device::linear::Write;
 #[derive(Debug)]
 pub(crate) struct Group {
     /// `None`: a group of one.
-    ranks: Option<Timed<Box<dyn Collective>>>,
+    ranks: Option<Timed>,
 }
 
 impl Group {

@@ -1,6 +1,7 @@
 //! The driver's loop: take commands, plan, execute, sample, stream.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
@@ -310,15 +311,15 @@ impl Driver {
         }
         let started = self.clock.now();
         self.due = started.after(BEAT);
-        let rows = plan.rows();
-        let stepped = leader.step(plan);
-        self.metrics.step(rows, self.clock.now().since(started));
+        let plan = Arc::new(plan);
+        let stepped = leader.step(&plan);
+        self.metrics.step(plan.rows(), self.clock.now().since(started));
         if stepped.is_ok() {
             self.done();
         }
         match stepped {
-            Ok((plan, Some(logits))) => self.advance(&plan, logits),
-            Ok((_, None)) => {}
+            Ok(Some(logits)) => self.advance(&plan, logits),
+            Ok(None) => {}
             Err(error) => self.fail_group(&error),
         }
     }

@@ -16,14 +16,17 @@ use thiserror::Error;
 use super::follower::follow;
 use super::formation::{FormError, Formation};
 use super::leader::Leader;
-use super::link::Link;
+use super::link::{Channel, Link};
+use super::probe::Unprobed;
 use super::rank::{Rank, RankError};
-use super::rendezvous::{Channel, GREETING, Hello, Terms, Welcome, hear, say};
+use super::rendezvous::{GREETING, Hello, Terms, Welcome, hear, say};
 use super::sums::{self, Sums, lead};
 use super::traced::RankWatch;
 
 /// Longest that the leader looks for followers in one try.
 const LOOK: Duration = Duration::from_millis(800);
+/// Longest that one connection may hold the leader up.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// Between two looks.
 const POLL: Duration = Duration::from_millis(10);
 /// Connections that may be greeted in one try: strangers do not keep the leader for ever.
@@ -125,9 +128,9 @@ impl Processes {
     fn greet(&mut self, mut stream: TcpStream) -> io::Result<()> {
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
-        // A follower speaks at once; a stranger that does not may hold the leader up for this long.
-        stream.set_read_timeout(Some(Duration::from_millis(500)))?;
-        stream.set_write_timeout(Some(GREETING))?;
+        // A follower speaks at once.
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
         let hello: Hello = hear(&mut stream)?;
         if let Some(reason) = hello.refused(&self.model, self.world) {
             tracing::warn!(rank = hello.rank, %reason, "a rank was refused");
@@ -183,6 +186,12 @@ impl Formation for Processes {
     fn form(&mut self, epoch: u64) -> Result<Leader, FormError> {
         if self.gather()? {
             return self.start(epoch);
+        }
+        for joining in &mut self.joined {
+            // One that cannot be told is gone, and comes again if it can.
+            if joining.commands.as_mut().is_some_and(|stream| say(stream, &Welcome::Wait).is_err()) {
+                *joining = Joining::default();
+            }
         }
         let missing = (1..).zip(&self.joined).filter(|(_, joining)| !joining.is_here());
         Err(FormError::Missing { ranks: missing.map(|(rank, _)| rank).collect(), world: self.world })
@@ -250,10 +259,11 @@ impl Follower {
         let options = ExecutorOptions { slots: terms.slots, row_type, threads: self.threads };
         let member = Member { rank: self.rank, world: self.world };
         let sums = sums::follow(self.gpu, terms.nccl.as_deref(), member, sums, timeout)?;
+        let abort = sums.abort_handle();
         let executor = Executor::in_group(Arc::clone(&self.shard), options, sums).map_err(FormError::from)?;
         let mut rank = Rank::new(executor, terms.epoch).watched_by(self.watch.clone(), self.rank);
         tracing::info!(rank = self.rank, epoch = terms.epoch, "joined the group");
-        Ok(follow(&mut rank, &mut link)?)
+        Ok(follow(&mut rank, &mut link, &abort, &Unprobed)?)
     }
 
     fn open(&self, attempt: u64, channel: Channel) -> io::Result<TcpStream> {
@@ -262,18 +272,23 @@ impl Follower {
         let mut stream = TcpStream::connect_timeout(&address, GREETING)?;
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(GREETING))?;
+        stream.set_read_timeout(Some(GREETING))?;
         say(&mut stream, &Hello::new(&self.model, (self.rank, self.world), attempt, channel))?;
         Ok(stream)
     }
 
-    /// Waits until the group starts: other ranks may take their time.
+    /// Waits until the group starts: for as long as the leader says that other ranks are missing, since they may take
+    /// their time.
     fn terms(&self, stream: &mut TcpStream) -> Result<Terms, FollowError> {
-        match hear(stream) {
-            Ok(Welcome::Start(terms)) => Ok(terms),
-            Ok(Welcome::Refused { reason }) => {
-                Err(FollowError::Refused { address: self.leader.clone(), reason })
+        loop {
+            match hear(stream) {
+                Ok(Welcome::Wait) => {}
+                Ok(Welcome::Start(terms)) => return Ok(terms),
+                Ok(Welcome::Refused { reason }) => {
+                    return Err(FollowError::Refused { address: self.leader.clone(), reason });
+                }
+                Err(source) => return Err(FollowError::Connect { address: self.leader.clone(), source }),
             }
-            Err(source) => Err(FollowError::Connect { address: self.leader.clone(), source }),
         }
     }
 }

@@ -27,10 +27,13 @@ pub enum RankError {
     Command(#[from] CommandError),
     #[error(transparent)]
     Step(#[from] StepError),
-    #[error("a command of {bytes} bytes was announced; the longest has {most}")]
-    Length { bytes: i64, most: usize },
+    #[error("a command announces its length as {word:#018x}: damaged, or beyond {most} bytes")]
+    Length { word: u64, most: usize },
     #[error("the slot tables of the ranks differ after step {step}")]
     Tables { step: u64 },
+    /// On the leader, whose thread goes on; another rank's panic ends its thread or process.
+    #[error("the leader's rank panicked: {reason}")]
+    Panicked { reason: String },
     #[error("the group is over: {0}")]
     Group(CollectiveError),
 }
@@ -54,6 +57,7 @@ impl Coded for RankError {
             | Self::Command(_)
             | Self::Length { .. }
             | Self::Tables { .. }
+            | Self::Panicked { .. }
             | Self::Group(_) => ErrorCode::Unavailable,
         }
     }
@@ -110,6 +114,11 @@ impl Rank {
         &self.tables
     }
 
+    /// The tables, to change outside a command. For tests.
+    pub fn tables_mut(&mut self) -> &mut Tables {
+        &mut self.tables
+    }
+
     /// Number of the step that is due.
     #[must_use]
     pub fn next_step(&self) -> u64 {
@@ -146,7 +155,7 @@ impl Rank {
     /// # Errors
     /// [`RankError`]: a gap, or a step that failed here or on another rank.
     pub fn run(&mut self, command: &Command) -> Result<Outcome, RankError> {
-        let Command { epoch, step, work } = command;
+        let Command { epoch, step, work, compares: _ } = command;
         if (*epoch, *step) != (self.epoch, self.next) {
             let (expected, own) = (self.next, self.epoch);
             return Err(RankError::Gap { expected, own, found: *step, epoch: *epoch });

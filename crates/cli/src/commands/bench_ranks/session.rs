@@ -4,6 +4,7 @@ use hawser_common::clock::Clock;
 use hawser_common::{Position, SlotId};
 use hawser_worker::ranks::TableChange;
 use hawser_worker::scheduler::{PlanEntry, SequenceId, StepPlan};
+use std::sync::Arc;
 
 use super::Figures;
 use super::way::Way;
@@ -134,14 +135,15 @@ impl Session {
                 remember: None,
                 prune: false,
             };
-            way.leader.step(StepPlan {
+            let plan = StepPlan {
                 tables: std::mem::take(&mut tables),
                 tokens: (start..end).map(|at| self.sizes.token(at)).collect(),
                 positions: (start..end).map(position).collect(),
                 slots: (start..end).map(slot).collect(),
                 entries: vec![entry],
                 ..StepPlan::default()
-            })?;
+            };
+            way.leader.step(&Arc::new(plan))?;
             start = end;
         }
         Ok(())

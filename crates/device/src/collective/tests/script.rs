@@ -110,15 +110,16 @@ fn mixed(mut x: u64) -> u64 {
 /// Makes the calls of `script`, one rank's side, and returns the bits that each leaves behind. Stops at the first
 /// error.
 pub(super) fn follow(
-    rank: &mut impl Collective,
+    rank: &mut dyn Collective,
     script: &[Item],
     seed: u64,
 ) -> Result<Vec<Vec<u64>>, CollectiveError> {
-    (0..script.len()).map(|index| step(rank, &script[index], (seed, index, rank.rank()))).collect()
+    let me = rank.rank();
+    (0..script.len()).map(|index| step(rank, &script[index], (seed, index, me))).collect()
 }
 
 fn step(
-    rank: &mut impl Collective,
+    rank: &mut dyn Collective,
     item: &Item,
     key: (u64, usize, usize),
 ) -> Result<Vec<u64>, CollectiveError> {

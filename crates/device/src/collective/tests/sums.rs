@@ -8,7 +8,7 @@ use super::*;
 fn check(transport: Transport, script: Vec<Item>, seed: u64) {
     let world = transport.world();
     let expected: Vec<_> = (0..world).map(|rank| reference(rank, world, &script, seed)).collect();
-    let results = run_all(transport.open(LONG), move |mut rank| follow(&mut rank, &script, seed));
+    let results = run_all(transport.open(LONG), move |mut rank| follow(&mut *rank, &script, seed));
     for (rank, (result, expected)) in results.into_iter().zip(expected).enumerate() {
         assert!(result.as_ref() == Ok(&expected), "{transport:?}, rank {rank}");
     }
@@ -103,13 +103,43 @@ fn a_flipped_bit_changes_the_sum_on_every_rank() {
                 Faulty::new(rank, at, fault)
             });
             let job = script.clone();
-            let results = run_all(ranks.collect(), move |mut rank| follow(&mut rank, &job, 5).unwrap());
+            let results =
+                run_all(ranks.collect(), move |mut rank: Faulty| follow(&mut rank, &job, 5).unwrap());
             let whole = reference(0, transport.world(), &script, 5);
             for result in &results {
                 assert_eq!(result, &results[0], "{transport:?}: the ranks agree on the wrong values");
                 let differs = |i: usize| result[i].iter().zip(&whole[i]).filter(|(a, b)| a != b).count();
                 let expected = [usize::from(at == 0), usize::from(at == 1)];
                 assert_eq!([differs(0), differs(1)], expected, "{transport:?}, call {at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_bit_flipped_on_its_way_to_a_rank_changes_what_that_rank_has() {
+    let script = [
+        Item::AllReduce(Type::F32, 40, Reduce::Sum),
+        Item::Gather([3, 2, 2, 0, 0]),
+        Item::Broadcast(Type::I64, 9),
+    ];
+    for transport in JOINED {
+        for at in 0..script.len() {
+            let fault = Fault::FlipReceived { element: 1, bit: 30 };
+            let ranks = transport.open(LONG).into_iter().map(|rank| {
+                let at = if rank.rank() == 1 { at as u64 } else { u64::MAX };
+                Faulty::new(rank, at, fault)
+            });
+            let job = script.clone();
+            let results =
+                run_all(ranks.collect(), move |mut rank: Faulty| follow(&mut rank, &job, 5).unwrap());
+            for (rank, result) in results.into_iter().enumerate() {
+                let whole = reference(rank, transport.world(), &script, 5);
+                let differs = |i: usize| result[i].iter().zip(&whole[i]).filter(|(a, b)| a != b).count();
+                for call in 0..script.len() {
+                    let expected = usize::from(rank == 1 && call == at);
+                    assert_eq!(differs(call), expected, "{transport:?}, rank {rank}, call {call}");
+                }
             }
         }
     }
@@ -126,7 +156,7 @@ fn traffic_counts_calls_and_payload() {
     ] {
         let script = script.clone();
         let traffic = run_all(transport.open(LONG), move |mut rank| {
-            follow(&mut rank, &script, 1).unwrap();
+            follow(&mut *rank, &script, 1).unwrap();
             rank.traffic()
         });
         for (rank, traffic) in traffic.into_iter().enumerate() {
