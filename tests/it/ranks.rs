@@ -182,7 +182,8 @@ impl Faults {
         let clock = Clock::system();
         let mut detected = Vec::new();
         for &(fault, after) in faults {
-            let request = token_request("", &words(601, 40), 3_000);
+            let request =
+                wire::GenerateRequest { no_continuation: true, ..token_request("", &words(601, 40), 3_000) };
             let mut frames = self.client.generate(request, Some(LIMIT)).await.unwrap();
             let mut tokens = 0;
             while tokens < after {
@@ -293,52 +294,3 @@ pub(crate) async fn served(client: &Client, limit: Duration) -> Vec<u32> {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
-<<<<<<< HEAD
-=======
-
-#[tokio::test(flavor = "multi_thread")]
-async fn e11_p22_a_rank_that_dies_or_hangs_ends_every_request_and_the_next_one_is_served() {
-    let (router, uri) = Server::router(&[]).await;
-    let client = connect(&uri).await;
-    let meeting = free_address();
-    let arguments = rank_arguments("0", &meeting);
-    let leader = Server::worker(&uri, "g", &arguments.iter().map(String::as_str).collect::<Vec<_>>()).await;
-    let mut other = follower(&meeting);
-    let expected = served(&client, Duration::from_secs(60)).await;
-    for hangs in [false, true] {
-        let request =
-            wire::GenerateRequest { no_continuation: true, ..token_request("", &words(601, 40), 3_000) };
-        let mut frames = client.generate(request, Some(Duration::from_secs(60))).await.unwrap();
-        let mut tokens = 0;
-        while tokens < 5 {
-            if let Some(Frame::Chunk(chunk)) = frames.next().await.unwrap() {
-                tokens += chunk.token_ids.len();
-            }
-        }
-        if hangs {
-            other.freeze();
-        } else {
-            other.kill().await;
-            other = follower(&meeting);
-        }
-        let error = loop {
-            match frames.next().await {
-                Ok(Some(Frame::Finished(end))) => panic!("a turn without all ranks ended well: {end:?}"),
-                Ok(Some(_)) => {}
-                Ok(None) => panic!("a turn without all ranks ended without an error"),
-                Err(error) => break error,
-            }
-        };
-        assert_eq!(error.code(), ErrorCode::Unavailable, "{error}");
-        if hangs {
-            other.kill().await;
-            other = follower(&meeting);
-        }
-        assert_eq!(served(&client, Duration::from_secs(60)).await, expected, "a new epoch serves the same");
-    }
-    drop(client);
-    leader.stop().await;
-    drop(other);
-    router.stop().await;
-}
->>>>>>> main
