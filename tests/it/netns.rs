@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use hawser_client::Frame;
+use hawser_client::{Frame, wire};
 use hawser_common::clock::Clock;
 use hawser_common::{Coded, ErrorCode};
 use hawser_tests::demo_model;
@@ -103,7 +103,8 @@ async fn e11_a_cut_between_two_ranks_is_an_error_and_the_group_comes_back_with_t
     let expected = served(&client, limit).await;
     let clock = Clock::system();
     for round in 0..2 {
-        let request = token_request("", &words(601, 40), 3_000);
+        let request =
+            wire::GenerateRequest { no_continuation: true, ..token_request("", &words(601, 40), 3_000) };
         let mut frames = client.generate(request, Some(limit)).await.unwrap();
         let mut tokens = 0;
         while tokens < 5 {

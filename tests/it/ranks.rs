@@ -182,7 +182,8 @@ impl Faults {
         let clock = Clock::system();
         let mut detected = Vec::new();
         for &(fault, after) in faults {
-            let request = token_request("", &words(601, 40), 3_000);
+            let request =
+                wire::GenerateRequest { no_continuation: true, ..token_request("", &words(601, 40), 3_000) };
             let mut frames = self.client.generate(request, Some(LIMIT)).await.unwrap();
             let mut tokens = 0;
             while tokens < after {
