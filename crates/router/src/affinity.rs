@@ -6,45 +6,74 @@
 use std::collections::HashMap;
 
 use hawser_common::group::Owner;
-use hawser_common::{GroupId, SessionKey};
+use hawser_common::{GroupId, SessionKey, TenantId};
 
 #[derive(Debug)]
 pub(crate) struct Affinity {
     owners: HashMap<SessionKey, Owner>,
+    /// Sessions of each tenant among them. Tenants without sessions are not in it.
+    counts: HashMap<TenantId, u64>,
     limit: usize,
 }
 
 impl Affinity {
     pub(crate) fn new(limit: usize) -> Self {
-        Self { owners: HashMap::new(), limit }
+        Self { owners: HashMap::new(), counts: HashMap::new(), limit }
     }
 
     pub(crate) fn owner(&self, session: &SessionKey) -> Option<&Owner> {
         self.owners.get(session)
     }
 
+    /// Sessions of a tenant that are remembered.
+    pub(crate) fn sessions_of(&self, tenant: &TenantId) -> u64 {
+        self.counts.get(tenant).copied().unwrap_or(0)
+    }
+
     pub(crate) fn claimed(&mut self, session: SessionKey, owner: Owner) {
         if self.owners.len() < self.limit || self.owners.contains_key(&session) {
-            self.owners.insert(session, owner);
+            let tenant = session.tenant.clone();
+            if self.owners.insert(session, owner).is_none() {
+                *self.counts.entry(tenant).or_default() += 1;
+            }
         }
     }
 
     pub(crate) fn released(&mut self, session: &SessionKey) {
-        self.owners.remove(session);
+        if self.owners.remove(session).is_some() {
+            uncount(&mut self.counts, &session.tenant);
+        }
     }
 
     /// Forgets every session of a group. Walks all of them: a group goes seldom.
     pub(crate) fn group_gone(&mut self, group: &GroupId) {
-        self.owners.retain(|_, owner| owner.group != *group);
+        let counts = &mut self.counts;
+        self.owners.retain(|session, owner| {
+            let stays = owner.group != *group;
+            if !stays {
+                uncount(counts, &session.tenant);
+            }
+            stays
+        });
     }
 
     /// What is known from a snapshot of the store.
     pub(crate) fn of(claims: Vec<(SessionKey, Owner)>, limit: usize) -> Self {
-        let mut known = Self { owners: HashMap::with_capacity(claims.len().min(limit)), limit };
+        let owners = HashMap::with_capacity(claims.len().min(limit));
+        let mut known = Self { owners, counts: HashMap::new(), limit };
         for (session, owner) in claims {
             known.claimed(session, owner);
         }
         known
+    }
+}
+
+fn uncount(counts: &mut HashMap<TenantId, u64>, tenant: &TenantId) {
+    if let Some(count) = counts.get_mut(tenant) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(tenant);
+        }
     }
 }
 
@@ -89,6 +118,7 @@ mod tests {
         ) {
             let mut affinity = Affinity::new(limit);
             let mut truth: BTreeMap<u8, u8> = BTreeMap::new();
+            let id_tenant = TenantId::parse("t").unwrap();
             for (op, session, group) in ops {
                 let id = key("t", &session.to_string());
                 match op {
@@ -106,6 +136,7 @@ mod tests {
                     }
                 }
                 prop_assert!(affinity.owners.len() <= limit);
+                prop_assert_eq!(affinity.sessions_of(&id_tenant), affinity.owners.len() as u64);
                 for (session, known) in &affinity.owners {
                     let held = truth.get(&session.session.as_str().parse().unwrap());
                     prop_assert_eq!(held.map(|group| owner(*group)), Some(known.clone()));

@@ -2,24 +2,20 @@
 
 use std::sync::Arc;
 
-use hawser_common::ErrorCode;
+use hawser_common::{ErrorCode, SessionKey};
 use hawser_proto::fault::{Fault, Origin};
 use hawser_proto::v1::generate_request::Input;
 use hawser_proto::v1::generate_response::Frame;
 use hawser_proto::{convert, fault, v1};
-use tonic::metadata::AsciiMetadataValue;
 use tonic::{Request, Response, Streaming};
 
+use super::sessions_of::Beginning;
 use super::{HawserService, route};
 use crate::attempts::Replay;
 use crate::deadline::Deadline;
 use crate::error::RouteError;
-use crate::place::{Call, To};
 use crate::relay::{Ends, Relay};
 use crate::view::Target;
-
-/// Initial metadata that carries the session's handle.
-const SESSION_HEADER: &str = "hawser-session";
 
 type Opened = (v1::GenerateResponse, Streaming<v1::GenerateResponse>);
 
@@ -29,27 +25,38 @@ impl HawserService {
         &self,
         request: Request<v1::GenerateRequest>,
     ) -> Result<Response<Relay>, RouteError> {
+        let caller = self.caller(&request)?;
         let deadline = Deadline::of(request.metadata(), &self.placer.clock);
         let request = Arc::new(request.into_inner());
-        let session = convert::optional_session(&request.session)?.map(Self::key);
-        convert::optional_model(&request.model)?;
-        let permit = self.admission.enter()?;
-        let replay = if session.is_some() && is_delta(&request) { Replay::Delta } else { Replay::Safe };
-        let call = Call { session, model: request.model.clone(), to: To::Group, replay, deadline };
-        let ask = |target: Target| {
-            let request = Arc::clone(&request);
-            async move { self.open_turn(&target, &request, deadline).await }
+        let session = match request.session.as_str() {
+            "" => None,
+            text => Some(self.session(&caller, text)?),
         };
-        let ((first, upstream), target, in_flight) = self.placer.place(&call, ask).await?;
-        let handle = session_handle(&first);
+        convert::optional_model(&request.model)?;
+        let permit = self.admission.enter(&caller, deadline).await?;
+        let replay = if session.is_some() && is_delta(&request) { Replay::Delta } else { Replay::Safe };
+        let beginning = Beginning { caller: &caller, session, model: &request.model, replay, deadline };
+        let ask = |session: Option<&SessionKey>, target: Target| {
+            let session = session.map_or_else(String::new, |key| key.session.to_string());
+            let (request, route) = (Arc::clone(&request), route(&caller.tenant, &target));
+            async move {
+                let request = Some(v1::GenerateRequest { session, ..v1::GenerateRequest::clone(&request) });
+                self.open_turn(&target, v1::WorkerGenerateRequest { route, request }, deadline).await
+            }
+        };
+        let begun = self.begin(beginning, ask).await?;
+        let (mut first, upstream) = begun.answer;
+        if let (Some(Frame::Placed(placed)), Some(session)) = (&mut first.frame, &begun.session) {
+            placed.session = self.handles.name(session);
+        }
         let ends = Ends {
             deadline: deadline.left(&self.placer.clock).map(|left| Box::pin(tokio::time::sleep(left))),
             cut: Box::pin(self.cut.clone().cancelled_owned()),
         };
-        let relay = Relay::new(target.owner.group, first, upstream, ends, (permit, in_flight));
+        let relay = Relay::new(begun.target.owner.group, first, upstream, ends, (permit, begun.in_flight));
         let mut response = Response::new(relay);
-        if let Some(handle) = handle {
-            response.metadata_mut().insert(SESSION_HEADER, handle);
+        if let Some(session) = &begun.session {
+            self.announce(response.metadata_mut(), session);
         }
         Ok(response)
     }
@@ -57,10 +64,9 @@ impl HawserService {
     async fn open_turn(
         &self,
         target: &Target,
-        request: &v1::GenerateRequest,
+        message: v1::WorkerGenerateRequest,
         deadline: Deadline,
     ) -> Result<Opened, Fault> {
-        let message = v1::WorkerGenerateRequest { route: route(target), request: Some(request.clone()) };
         let opened = self.client(target)?.generate(self.wire(message, deadline)).await;
         let mut stream = opened.map_err(|status| fault(&status))?.into_inner();
         match stream.message().await {
@@ -84,12 +90,4 @@ fn is_delta(request: &v1::GenerateRequest) -> bool {
         None => v1::Extent::Unspecified,
     };
     extent == v1::Extent::Delta
-}
-
-/// The handle that the worker gave the session, which comes with its first frame.
-fn session_handle(first: &v1::GenerateResponse) -> Option<AsciiMetadataValue> {
-    match &first.frame {
-        Some(Frame::Placed(placed)) if !placed.session.is_empty() => placed.session.parse().ok(),
-        _ => None,
-    }
 }
