@@ -17,4 +17,4 @@ pub mod turn;
 pub use lifecycle::{FollowerError, follow_leader};
 pub use lifecycle::{LoadError, LoadReport, StartError, Worker, WorkerHandle};
 pub use options::{InvalidOptions, KvType, WorkerOptions};
-pub use remote_store::RemoteStore;
+pub use remote_store::{InvalidStore, RemoteStore};

@@ -9,12 +9,14 @@ use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::unfold;
 use hawser_common::group::{Capacity, GroupRecord, Owner};
-use hawser_common::{Coded, Epoch, ErrorCode, GroupId, SessionKey};
+use hawser_common::tls::ClientTls;
+use hawser_common::{Coded, Epoch, ErrorCode, GroupId, Keepalive, Secret, SessionKey};
 use hawser_placement::{
     Change, ClaimOutcome, Event, Lease, LeaseId, Snapshot, Store, StoreError, StoreFuture, Update, Watch,
 };
+use hawser_proto::bearer::InvalidKey;
 use hawser_proto::v1::store_client::StoreClient;
-use hawser_proto::{Bearer, Dial, DialError, MAX_MESSAGE_BYTES, convert, fault, v1};
+use hawser_proto::{Bearer, Dial, DialError, MAX_MESSAGE_BYTES, TlsError, convert, fault, v1};
 use thiserror::Error;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
@@ -25,12 +27,18 @@ const CALL_LIMIT: Duration = Duration::from_secs(5);
 /// Most events of one update that comes in several messages: a million sessions and ten thousand groups.
 const MAX_EVENTS: usize = 1_100_000;
 
-/// The address of the store cannot be connected to.
+/// A store that cannot be connected to as it is configured.
 #[derive(Debug, Error)]
-#[error("the address of the store is wrong: {0}")]
-pub struct InvalidAddress(#[from] DialError);
+pub enum InvalidStore {
+    #[error("the address of the store is wrong: {0}")]
+    Address(#[from] DialError),
+    #[error("tls: {0}")]
+    Tls(#[from] TlsError),
+    #[error(transparent)]
+    Key(#[from] InvalidKey),
+}
 
-impl Coded for InvalidAddress {
+impl Coded for InvalidStore {
     fn code(&self) -> ErrorCode {
         ErrorCode::Invalid
     }
@@ -48,17 +56,18 @@ impl RemoteStore {
     /// A store at `address`, such as `http://127.0.0.1:7341`, in plain text and without a key.
     ///
     /// # Errors
-    /// [`InvalidAddress`].
-    pub fn new(address: &str) -> Result<Self, InvalidAddress> {
-        Self::with(address, &Dial::default(), Bearer::default())
+    /// [`InvalidStore`].
+    pub fn new(address: &str) -> Result<Self, InvalidStore> {
+        Self::secured(address, &ClientTls::default(), None)
     }
 
-    /// A store at `address`, connected to as `dial` says, with the key of an operator where the router asks for keys.
-    /// Does not connect yet; needs a tokio runtime.
+    /// A store at `address`, with the certificates that `tls` names, and with the key of an operator where the router
+    /// asks for keys. Does not connect yet; needs a tokio runtime.
     ///
     /// # Errors
-    /// [`InvalidAddress`].
-    pub fn with(address: &str, dial: &Dial, key: Bearer) -> Result<Self, InvalidAddress> {
+    /// [`InvalidStore`].
+    pub fn secured(address: &str, tls: &ClientTls, key: Option<&Secret>) -> Result<Self, InvalidStore> {
+        let (dial, key) = (Dial::new(tls, Keepalive::default())?, Bearer::new(key)?);
         let channel = dial.endpoint(address)?.connect_timeout(CONNECT_LIMIT).connect_lazy();
         let client = StoreClient::with_interceptor(channel, key)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)

@@ -10,7 +10,7 @@ use hawser_common::tasks::Tasks;
 use hawser_placement::{EmbeddedOptions, EmbeddedStore, Store};
 use hawser_router::Router;
 
-use super::serving::{announce_stop, stop_signal};
+use super::serving::{announce_stop, scheme, stop_signal};
 use crate::args::Global;
 use crate::config::{Config, Overrides};
 use crate::console::line;
@@ -42,8 +42,9 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     let store: Arc<dyn Store> = Arc::<EmbeddedStore>::clone(&embedded);
     let router =
         Router::start(&config.router, store, Some(embedded), clock).context("cannot start the router")?;
-    line(format!("router listens on http://{}", router.addr()));
-    line(format!("add groups with: hawser worker --router http://{} --group NAME", router.addr()));
+    let uri = format!("{}://{}", scheme(&config.router.tls), router.addr());
+    line(format!("router listens on {uri}"));
+    line(format!("add groups with: hawser worker --router {uri} --group NAME"));
     stop_signal().await?;
     let grace = Duration::from_secs(config.grace_s);
     announce_stop(grace);

@@ -13,7 +13,7 @@ use hawser_placement::{EmbeddedOptions, EmbeddedStore, Store};
 use hawser_router::{Router, RouterHandle};
 use hawser_worker::{Worker, WorkerHandle, WorkerOptions};
 
-use super::serving::{announce_loading, announce_stop, stop_signal, threads_each, unless_stopped};
+use super::serving::{announce_loading, announce_stop, scheme, stop_signal, threads_each, unless_stopped};
 use super::worker::announce_ready;
 use crate::args::Global;
 use crate::config::{Config, Overrides};
@@ -80,7 +80,7 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     let Some(parts) = unless_stopped(Box::pin(start(&config, &clock))).await? else {
         return Ok(());
     };
-    let uri = format!("http://{}", parts.router.addr());
+    let uri = format!("{}://{}", scheme(&config.router.tls), parts.router.addr());
     line(format!(
         "{} on {uri} {}",
         bold("router listens"),

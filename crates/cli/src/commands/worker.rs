@@ -11,7 +11,7 @@ use hawser_common::clock::Clock;
 use hawser_placement::Store;
 use hawser_worker::{RemoteStore, Worker, WorkerHandle, WorkerOptions, follow_leader};
 
-use super::serving::{announce_loading, announce_stop, stop_signal, unless_stopped};
+use super::serving::{announce_loading, announce_stop, scheme, stop_signal, unless_stopped};
 use crate::args::Global;
 use crate::config::{Config, Overrides};
 use crate::console::{bytes, count, counted, line, time};
@@ -93,7 +93,8 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     if let Some(seen) = unless_stopped(known_to(&router, &group)).await? {
         let joined = if seen { "has joined" } else { "is registered, but not yet seen by" };
         let (name, address) = (group.group(), group.addr());
-        line(format!("group {name} serves at http://{address} and {joined} {}", config.server));
+        let scheme = scheme(&config.worker.tls);
+        line(format!("group {name} serves at {scheme}://{address} and {joined} {}", config.server));
         stop_signal().await?;
     }
     let grace = Duration::from_secs(config.grace_s);
@@ -134,8 +135,9 @@ async fn known_to(router: &Client, group: &WorkerHandle) -> anyhow::Result<bool>
 async fn start(config: &Config) -> anyhow::Result<(WorkerHandle, Client)> {
     let advice = "cannot join a router; start one with `hawser router`, or name it with --router";
     // Asked before the model is loaded: the store itself connects only when it is used.
-    let router = Client::connect(&config.server).await.context(advice)?;
-    let store: Arc<dyn Store> = Arc::new(RemoteStore::new(router.uri()).context(advice)?);
+    let router = config.connect().await.context(advice)?;
+    let store = RemoteStore::secured(router.uri(), &config.tls, config.api_key.as_ref()).context(advice)?;
+    let store: Arc<dyn Store> = Arc::new(store);
     announce_loading(&config.worker.model, 1);
     let started = Worker::start(config.worker.clone(), store, Clock::system()).await;
     let group = started.with_context(|| format!("cannot start group {}", config.worker.group))?;

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tonic::metadata::MetadataMap;
 
 pub(crate) use keys::Caller;
-use keys::{InvalidKeys, Keys};
+use keys::Keys;
 
 use crate::error::RouteError;
 use crate::quota::Quota;
