@@ -9,4 +9,5 @@ mod process;
 mod processes;
 mod ranks;
 mod retention;
+mod secured;
 mod turns;
