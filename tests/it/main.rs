@@ -3,8 +3,11 @@
 
 mod arrows;
 mod cluster;
+mod etcd;
 mod faults;
 mod inspect;
+mod network;
+mod partition;
 mod process;
 mod processes;
 mod ranks;

@@ -8,6 +8,7 @@ use hawser_client::{Client, ClientError};
 use hawser_common::config;
 use hawser_common::tls::{ClientTls, InvalidTls};
 use hawser_common::{Coded, ErrorCode, Secret};
+use hawser_placement::EtcdOptions;
 use hawser_router::RouterOptions;
 use hawser_worker::WorkerOptions;
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,16 @@ use crate::{console, models};
 const MAX_GROUPS: usize = 64;
 /// Where a router listens if nothing else is said; `Config::server` names the same place.
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7070);
+
+/// Where placement is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StoreKind {
+    /// In the memory of the one router, which serves it to the workers that join.
+    Embedded,
+    /// In etcd: for several routers, and for owners that outlive a router.
+    Etcd,
+}
 
 /// Every key, described in docs/config.md.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -37,6 +48,9 @@ pub struct Config {
     pub groups: usize,
     /// Seconds that running turns have to finish after a stop signal.
     pub grace_s: u64,
+    /// Where placement is kept: the routers and the workers of a cluster say the same.
+    pub store: StoreKind,
+    pub etcd: EtcdOptions,
     pub router: RouterOptions,
     pub worker: WorkerOptions,
 }
@@ -52,6 +66,8 @@ pub enum InvalidConfig {
     Worker(#[from] hawser_worker::InvalidOptions),
     #[error("wrong configuration: router.{0}")]
     Router(#[from] hawser_router::InvalidOptions),
+    #[error("wrong configuration: {0}")]
+    Etcd(#[from] hawser_placement::InvalidEtcdOptions),
 }
 
 impl Coded for InvalidConfig {
@@ -68,6 +84,8 @@ impl Default for Config {
             tls: ClientTls::default(),
             groups: 1,
             grace_s: 30,
+            store: StoreKind::Embedded,
+            etcd: EtcdOptions::default(),
             router: RouterOptions { listen: LISTEN, ..RouterOptions::default() },
             worker: WorkerOptions::default(),
         }
@@ -96,6 +114,14 @@ impl Overrides {
             }
         }
         table.insert(last.to_owned(), value.into());
+    }
+
+    /// Keeps placement in the etcd of `endpoints`, if any are given.
+    pub fn set_etcd(&mut self, endpoints: &[String]) {
+        if !endpoints.is_empty() {
+            self.set("store", Some("etcd"));
+            self.set("etcd.endpoints", Some(endpoints.to_vec()));
+        }
     }
 
     /// Takes `KEY=VALUE`, where the value is TOML or else a plain text.
@@ -137,6 +163,7 @@ impl Config {
             worker.model = models::DEMO_NAME.into();
         }
         worker.validate()?;
+        self.etcd.validate()?;
         Ok(self.router.validate()?)
     }
 
@@ -245,6 +272,7 @@ mod tests {
             ("router.tls.key_file='k'", "router.tls: key_file needs cert_file"),
             ("worker.tls.cert_file='c'", "worker.tls: cert_file needs key_file"),
             ("tls.cert_file='c'", "tls.cert_file needs key_file"),
+            ("etcd.endpoints=['nowhere']", "etcd endpoint \"nowhere\""),
         ] {
             let error = load(&[set], Overrides::default()).unwrap().validate().unwrap_err().to_string();
             assert!(error.starts_with("wrong configuration: ") && error.contains(name), "{set}: {error}");

@@ -9,6 +9,7 @@ pub mod eval;
 pub mod generate;
 pub mod inspect;
 pub mod key;
+mod placing;
 pub mod pull;
 pub mod router;
 pub mod serving;

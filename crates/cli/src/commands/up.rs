@@ -1,4 +1,4 @@
-//! `hawser up`: a router and worker groups in one process, over the embedded placement store.
+//! `hawser up`: a router and worker groups in one process, over the embedded placement store unless it is told otherwise.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,10 +9,11 @@ use anyhow::{Context, bail};
 use futures_util::future::{join_all, try_join_all};
 use hawser_common::clock::Clock;
 use hawser_common::tasks::Tasks;
-use hawser_placement::{EmbeddedOptions, EmbeddedStore, Store};
+use hawser_placement::EmbeddedOptions;
 use hawser_router::{Router, RouterHandle};
 use hawser_worker::{Worker, WorkerHandle, WorkerOptions};
 
+use super::placing::{self, Placement};
 use super::serving::{announce_loading, announce_stop, scheme, stop_signal, threads_each, unless_stopped};
 use super::worker::announce_ready;
 use crate::args::Global;
@@ -100,10 +101,10 @@ struct Parts {
 
 async fn start(config: &Config, clock: &Clock) -> anyhow::Result<Parts> {
     let tasks = Tasks::new();
-    let embedded = EmbeddedStore::start(clock.clone(), &tasks, EmbeddedOptions::default());
-    let store: Arc<dyn Store> = Arc::<EmbeddedStore>::clone(&embedded);
+    let Placement { store, embedded } =
+        placing::of_router(config, clock, &tasks, EmbeddedOptions::default())?;
     // The router first: its port is what another process may have taken.
-    let router = Router::start(&config.router, Arc::clone(&store), Some(embedded), clock.clone())
+    let router = Router::start(&config.router, Arc::clone(&store), embedded, clock.clone())
         .context("cannot start the router")?;
     announce_loading(&config.worker.model, config.groups);
     let names = (0..config.groups).map(|index| group_name(config, index));

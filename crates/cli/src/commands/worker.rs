@@ -2,15 +2,14 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use hawser_client::Client;
 use hawser_common::clock::Clock;
-use hawser_placement::Store;
-use hawser_worker::{RemoteStore, Worker, WorkerHandle, WorkerOptions, follow_leader};
+use hawser_worker::{Worker, WorkerHandle, WorkerOptions, follow_leader};
 
+use super::placing;
 use super::serving::{announce_loading, announce_stop, scheme, stop_signal, unless_stopped};
 use crate::args::Global;
 use crate::config::{Config, Overrides};
@@ -22,6 +21,7 @@ Examples:
   hawser worker --group a --router http://127.0.0.1:7070
   hawser worker --group b --model models/Qwen2.5-0.5B-Instruct --threads 8
   hawser worker --group d --tp 2
+  hawser worker --group f --etcd http://etcd-0:2379,http://etcd-1:2379
   hawser worker --group e --rank 0 --world 2 --rendezvous host-e:7100   # and the same with --rank 1 elsewhere
   hawser worker --group c --listen 0.0.0.0:7071 --set worker.advertise=http://host-c:7071
 
@@ -41,6 +41,9 @@ pub struct Options {
     /// URI of the router to join [default: http://127.0.0.1:7070]
     #[arg(long, visible_alias = "server", value_name = "URI")]
     router: Option<String>,
+    /// Members of the etcd that keeps the cluster's placement, where no router does
+    #[arg(long, value_name = "URI", value_delimiter = ',', conflicts_with = "router")]
+    etcd: Vec<String>,
     /// Name of the group; no other one in the cluster may have it [default: group-0]
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
@@ -71,6 +74,7 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     let mut flags = Overrides::default();
     flags.set("worker.model", options.model.as_ref().map(|path| path.display().to_string()));
     flags.set("server", options.router.clone());
+    flags.set_etcd(&options.etcd);
     flags.set("worker.group", options.group.clone());
     flags.set("worker.listen", options.listen.map(|address| address.to_string()));
     flags.set("worker.threads", options.threads);
@@ -90,11 +94,9 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
         return Ok(());
     };
     announce_ready(&group);
-    if let Some(seen) = unless_stopped(known_to(&router, &group)).await? {
-        let joined = if seen { "has joined" } else { "is registered, but not yet seen by" };
-        let (name, address) = (group.group(), group.addr());
-        let scheme = scheme(&config.worker.tls);
-        line(format!("group {name} serves at {scheme}://{address} and {joined} {}", config.server));
+    if let Some(joined) = unless_stopped(joined(&config, router.as_ref(), &group)).await? {
+        let (name, scheme, address) = (group.group(), scheme(&config.worker.tls), group.addr());
+        line(format!("group {name} serves at {scheme}://{address} and {joined}"));
         stop_signal().await?;
     }
     let grace = Duration::from_secs(config.grace_s);
@@ -118,8 +120,17 @@ async fn follow(worker: WorkerOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What the group has joined, once it has.
+async fn joined(config: &Config, router: Option<&Client>, group: &WorkerHandle) -> anyhow::Result<String> {
+    Ok(match router {
+        None => format!("is registered in etcd at {}", config.etcd.endpoints.join(", ")),
+        Some(router) if known_to(router, group).await => format!("has joined {}", config.server),
+        Some(_) => format!("is registered, but not yet seen by {}", config.server),
+    })
+}
+
 /// Waits until the router places sessions on the group: it hears of a registration a moment after the store does.
-async fn known_to(router: &Client, group: &WorkerHandle) -> anyhow::Result<bool> {
+async fn known_to(router: &Client, group: &WorkerHandle) -> bool {
     let seen = async {
         loop {
             let groups = router.list_groups().await.unwrap_or_default();
@@ -129,15 +140,11 @@ async fn known_to(router: &Client, group: &WorkerHandle) -> anyhow::Result<bool>
             tokio::time::sleep(JOIN_POLL).await;
         }
     };
-    Ok(tokio::time::timeout(JOIN_LIMIT, seen).await.is_ok())
+    tokio::time::timeout(JOIN_LIMIT, seen).await.is_ok()
 }
 
-async fn start(config: &Config) -> anyhow::Result<(WorkerHandle, Client)> {
-    let advice = "cannot join a router; start one with `hawser router`, or name it with --router";
-    // Asked before the model is loaded: the store itself connects only when it is used.
-    let router = config.connect().await.context(advice)?;
-    let store = RemoteStore::secured(router.uri(), &config.tls, config.api_key.as_ref()).context(advice)?;
-    let store: Arc<dyn Store> = Arc::new(store);
+async fn start(config: &Config) -> anyhow::Result<(WorkerHandle, Option<Client>)> {
+    let (store, router) = placing::of_worker(config).await?;
     announce_loading(&config.worker.model, 1);
     let started = Worker::start(config.worker.clone(), store, Clock::system()).await;
     let group = started.with_context(|| format!("cannot start group {}", config.worker.group))?;

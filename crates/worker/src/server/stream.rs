@@ -24,7 +24,7 @@ pub(crate) struct TurnStreamParts {
 }
 
 /// A turn as its reader sees it. Dropping it drops the receiver, which aborts the turn, and checks the session in
-/// uncommitted.
+/// uncommitted. Nothing of a session goes out once its claim may have ended: another group may own it by then.
 pub(crate) struct TurnStream {
     guard: TurnGuard,
     prompt: Option<Prompt>,
@@ -72,6 +72,10 @@ impl TurnStream {
                     Some(event) => Some(event),
                     None => self.events.recv().await,
                 };
+                if self.guard.is_fenced() {
+                    self.state = State::Ended;
+                    return Some(Err(TurnError::Fenced));
+                }
                 Some(self.on_event(event))
             }
             State::Ended => None,

@@ -204,6 +204,14 @@ pub(crate) struct TurnGuard {
 }
 
 impl TurnGuard {
+    /// Whether the session's claim may have ended while the turn ran. A turn without a session has none to lose.
+    pub(crate) fn is_fenced(&self) -> bool {
+        let registration = &self.shared.registration;
+        let claimed = self.held.as_ref().and_then(|held| held.claimed);
+        let standing = registration.standing();
+        claimed.is_some_and(|epoch| epoch != standing.epoch || !standing.valid(self.shared.clock.now()))
+    }
+
     /// Checks the session in, before the stream itself ends.
     pub(crate) fn check_in(&mut self) {
         let (Some(key), Some(held)) = (&self.key, self.held.take()) else { return };
