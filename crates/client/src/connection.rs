@@ -121,7 +121,8 @@ impl Client {
             request.set_timeout(limit);
         }
         let mut rpc = self.rpc.clone();
-        FrameStream::open(limit, async move { rpc.generate(request).await }).await
+        // Boxed, since it holds the request: callers hold a turn's future inside theirs.
+        FrameStream::open(limit, Box::pin(async move { rpc.generate(request).await })).await
     }
 
     /// # Errors
