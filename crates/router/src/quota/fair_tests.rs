@@ -99,10 +99,10 @@ impl Model {
             self.waiting[id].pop_front();
             self.running[id] += 1;
             self.passed_over[id] = 0;
-            for other in 0..quotas.len() {
+            for (other, quota) in quotas.iter().enumerate() {
                 if other != id
                     && !self.waiting[other].is_empty()
-                    && self.running[other] < quotas[other].max_in_flight as usize
+                    && self.running[other] < quota.max_in_flight as usize
                 {
                     self.passed_over[other] += 1;
                 }
@@ -162,10 +162,10 @@ proptest! {
             prop_assert_eq!((fair.running(), fair.queued()), (running, model.waiting.iter().map(VecDeque::len).sum()));
             prop_assert!(running <= limit);
             let round: u32 = quotas.iter().map(|quota| quota.weight).sum();
-            for id in 0..n {
-                prop_assert!(model.running[id] <= quotas[id].max_in_flight as usize);
-                prop_assert!(model.waiting[id].len() <= quotas[id].max_queued as usize);
-                let may = model.running[id] < quotas[id].max_in_flight as usize;
+            for (id, quota) in quotas.iter().enumerate() {
+                prop_assert!(model.running[id] <= quota.max_in_flight as usize);
+                prop_assert!(model.waiting[id].len() <= quota.max_queued as usize);
+                let may = model.running[id] < quota.max_in_flight as usize;
                 prop_assert!(running == limit || model.waiting[id].is_empty() || !may, "a place is free");
                 prop_assert!(model.passed_over[id] <= 2 * round, "{:?}", model.passed_over);
             }

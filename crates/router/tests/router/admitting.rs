@@ -72,7 +72,7 @@ async fn p7_routers_that_race_overshoot_a_quota_by_little() {
     let quota = Quota { max_sessions: QUOTA as u64, ..Quota::default() };
     let cluster = Cluster::start(2, RouterOptions { quota: quota.clone(), ..options() }).await;
     let more = RouterOptions { quota, ..options() };
-    let other = Router::start(&more, cluster.store.clone() as _, None, Clock::system()).unwrap();
+    let other = Router::start(&more, Arc::clone(&cluster.store) as _, None, Clock::system()).unwrap();
     assert!(other.wait_for_groups(2, LONG).await);
     let clients = [cluster.client.clone(), crate::cluster::client(&other)];
     let opens = (0..1_000).map(|s| {

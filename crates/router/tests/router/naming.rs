@@ -1,6 +1,7 @@
 //! What sessions are called: handles, ids that look alike, one id over several models.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
@@ -121,7 +122,7 @@ async fn p5_ten_thousand_ids_that_differ_in_the_end_spread_evenly() {
 async fn p4_one_id_over_three_models_is_three_sessions_that_stay() {
     let models = ["a", "b", "c", "a", "b", "c"];
     let cluster = Cluster::with_models(&models, options()).await;
-    let other = Router::start(&options(), cluster.store.clone() as _, None, Clock::system()).unwrap();
+    let other = Router::start(&options(), Arc::clone(&cluster.store) as _, None, Clock::system()).unwrap();
     assert!(other.wait_for_groups(models.len(), LONG).await);
     let mut clients = [cluster.client.clone(), client(&other)];
     let ask = |model: &str| v1::GenerateRequest { model: model.into(), ..request("agent") };
@@ -152,7 +153,7 @@ async fn p4_one_id_over_three_models_is_three_sessions_that_stay() {
 #[tokio::test]
 async fn p4_first_turns_on_three_models_at_once_do_not_meet() {
     let cluster = Cluster::with_models(&["a", "b", "c"], options()).await;
-    let other = Router::start(&options(), cluster.store.clone() as _, None, Clock::system()).unwrap();
+    let other = Router::start(&options(), Arc::clone(&cluster.store) as _, None, Clock::system()).unwrap();
     assert!(other.wait_for_groups(3, LONG).await);
     let clients = [cluster.client.clone(), client(&other)];
     for s in 0..20 {
