@@ -119,14 +119,14 @@ async fn p8_while_etcd_is_paused_known_sessions_go_on_and_new_ones_wait() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn p8_a_pause_beyond_the_lease_ends_in_a_new_epoch_and_nothing_is_restarted() {
-    pause_beyond_the_lease(3_000, Duration::from_secs(6)).await;
+    Box::pin(pause_beyond_the_lease(3_000, Duration::from_secs(6))).await;
 }
 
 /// The same with the default lease.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes more than a minute"]
 async fn p8_a_pause_of_a_minute() {
-    pause_beyond_the_lease(10_000, Duration::from_secs(60)).await;
+    Box::pin(pause_beyond_the_lease(10_000, Duration::from_secs(60))).await;
 }
 
 async fn pause_beyond_the_lease(ttl_ms: u64, pause: Duration) {

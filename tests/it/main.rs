@@ -3,6 +3,7 @@
 
 mod arrows;
 mod cluster;
+mod collector;
 mod etcd;
 mod faults;
 mod inspect;
@@ -13,4 +14,5 @@ mod processes;
 mod ranks;
 mod retention;
 mod secured;
+mod telemetry;
 mod turns;

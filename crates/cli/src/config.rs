@@ -10,6 +10,7 @@ use hawser_common::tls::{ClientTls, InvalidTls};
 use hawser_common::{Coded, ErrorCode, Secret};
 use hawser_placement::EtcdOptions;
 use hawser_router::RouterOptions;
+use hawser_telemetry::TelemetryOptions;
 use hawser_worker::WorkerOptions;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -53,6 +54,7 @@ pub struct Config {
     pub etcd: EtcdOptions,
     pub router: RouterOptions,
     pub worker: WorkerOptions,
+    pub telemetry: TelemetryOptions,
 }
 
 /// A key out of its bounds.
@@ -66,6 +68,8 @@ pub enum InvalidConfig {
     Worker(#[from] hawser_worker::InvalidOptions),
     #[error("wrong configuration: router.{0}")]
     Router(#[from] hawser_router::InvalidOptions),
+    #[error("wrong configuration: telemetry.{0}")]
+    Telemetry(#[from] hawser_telemetry::InvalidOptions),
     #[error("wrong configuration: {0}")]
     Etcd(#[from] hawser_placement::InvalidEtcdOptions),
 }
@@ -88,6 +92,7 @@ impl Default for Config {
             etcd: EtcdOptions::default(),
             router: RouterOptions { listen: LISTEN, ..RouterOptions::default() },
             worker: WorkerOptions::default(),
+            telemetry: TelemetryOptions::default(),
         }
     }
 }
@@ -163,6 +168,7 @@ impl Config {
             worker.model = models::DEMO_NAME.into();
         }
         worker.validate()?;
+        self.telemetry.validate()?;
         self.etcd.validate()?;
         Ok(self.router.validate()?)
     }

@@ -4,8 +4,10 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hawser_common::telemetry::TraceParent;
 use hawser_common::tls::ClientTls;
 use hawser_common::{Keepalive, Secret};
+use hawser_proto::set_trace_parent;
 use hawser_proto::transport::innermost;
 use hawser_proto::v1::hawser_client::HawserClient;
 use hawser_proto::v1::{self, GenerateRequest};
@@ -27,6 +29,8 @@ const CALL_LIMIT: Duration = Duration::from_secs(10);
 pub struct Client {
     rpc: HawserClient<InterceptedService<Channel, Bearer>>,
     uri: Arc<str>,
+    /// What turns are told of the trace that they belong to.
+    trace: TraceParent,
 }
 
 /// How a client connects.
@@ -75,7 +79,8 @@ impl ClientBuilder {
             .await
             .map_err(|error| ClientError::Connect { uri: uri.clone(), cause: innermost(&error) })?;
         let rpc = HawserClient::with_interceptor(channel, bearer);
-        Ok(Client { rpc: rpc.max_decoding_message_size(MAX_MESSAGE_BYTES), uri: uri.into() })
+        let rpc = rpc.max_decoding_message_size(MAX_MESSAGE_BYTES);
+        Ok(Client { rpc, uri: uri.into(), trace: TraceParent::default() })
     }
 }
 
@@ -101,6 +106,13 @@ impl Client {
         &self.uri
     }
 
+    /// The same connection, whose turns belong to the trace of `parent`, a header `traceparent` as W3C Trace Context has
+    /// it. One that is malformed counts as none.
+    #[must_use]
+    pub fn in_trace(&self, parent: &str) -> Self {
+        Self { trace: TraceParent::parse(parent, None), ..self.clone() }
+    }
+
     /// A conversation that this client keeps. Nothing is sent yet.
     #[must_use]
     pub fn session(&self) -> SessionBuilder {
@@ -120,6 +132,7 @@ impl Client {
         if let Some(limit) = limit {
             request.set_timeout(limit);
         }
+        set_trace_parent(request.metadata_mut(), &self.trace);
         let mut rpc = self.rpc.clone();
         // Boxed, since it holds the request: callers hold a turn's future inside theirs.
         FrameStream::open(limit, Box::pin(async move { rpc.generate(request).await })).await

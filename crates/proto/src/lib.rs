@@ -8,6 +8,7 @@ pub mod convert;
 pub mod deadline;
 pub mod fault;
 pub mod status;
+pub mod trace;
 pub mod transport;
 
 pub use bearer::Bearer;
@@ -15,6 +16,7 @@ pub use convert::InvalidRequest;
 pub use deadline::deadline;
 pub use fault::{Fault, fault};
 pub use status::status;
+pub use trace::{set_trace_parent, trace_parent};
 pub use transport::{Dial, DialError, TlsError};
 
 /// Generated from `proto/hawser/v1`.

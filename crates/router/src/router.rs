@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use hawser_common::clock::Clock;
 use hawser_common::tasks::Tasks;
+use hawser_common::telemetry::Telemetry;
 use hawser_common::{Coded, ErrorCode};
 use hawser_placement::{EmbeddedStore, Store};
 use hawser_proto::v1::hawser_server::HawserServer;
@@ -35,6 +36,7 @@ use crate::auth::keys::InvalidKeys;
 use crate::auth::reload::KeysFile;
 use crate::follow::follow;
 use crate::handle::{Handles, InvalidSecrets};
+use crate::metrics::{self, RouterMetrics};
 use crate::options::{InvalidOptions, RouterOptions};
 use crate::place::Placer;
 use crate::quota::opening::Openings;
@@ -95,6 +97,20 @@ impl Router {
         served: Option<Arc<EmbeddedStore>>,
         clock: Clock,
     ) -> Result<RouterHandle, StartError> {
+        Self::start_observed(options, store, served, clock, &Telemetry::off())
+    }
+
+    /// The same, under watch.
+    ///
+    /// # Errors
+    /// As [`Router::start`].
+    pub fn start_observed(
+        options: &RouterOptions,
+        store: Arc<dyn Store>,
+        served: Option<Arc<EmbeddedStore>>,
+        clock: Clock,
+        telemetry: &Telemetry,
+    ) -> Result<RouterHandle, StartError> {
         options.validate()?;
         let Edge { auth, keys, handles, dial, server } = Edge::load(options)?;
         let address = options.listen;
@@ -106,7 +122,10 @@ impl Router {
         let view = Arc::new(View::new(clock.clone(), options.max_sessions, seed));
         let upstream = Arc::new(Upstream::new(dial, options.connect_timeout()));
         let (tasks, closing, cut) = (Tasks::new(), CancellationToken::new(), CancellationToken::new());
-        tasks.spawn(follow(store, Arc::clone(&view), Arc::clone(&upstream), tasks.stopping()));
+        let metrics = RouterMetrics::new(&telemetry.meter);
+        let followed =
+            follow(store, Arc::clone(&view), Arc::clone(&upstream), metrics.clone(), tasks.stopping());
+        tasks.spawn(followed);
         if let Some(keys) = keys {
             let poll = Duration::from_millis(options.auth.poll_ms);
             tasks.spawn(keys.follow(auth.clone(), options.quota.clone(), poll, tasks.stopping()));
@@ -115,9 +134,12 @@ impl Router {
         tasks.spawn(report_health(health, Arc::clone(&view), closing.clone()));
 
         let admission = Admission::new(options.max_in_flight, options.queue_wait(), clock.clone());
+        metrics::observe(&telemetry.meter, &view, &admission);
         let limits = Limits { groups: options.max_attempts, owner_wait: options.owner_wait() };
         let service = HawserService {
-            placer: Placer { view: Arc::clone(&view), clock, limits },
+            placer: Placer { view: Arc::clone(&view), clock, limits, metrics: metrics.clone() },
+            metrics,
+            telemetry: telemetry.clone(),
             upstream,
             auth: auth.clone(),
             handles,

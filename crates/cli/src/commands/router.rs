@@ -6,11 +6,12 @@ use std::time::Duration;
 use anyhow::Context;
 use hawser_common::clock::Clock;
 use hawser_common::tasks::Tasks;
+use hawser_common::telemetry::Telemetry;
 use hawser_placement::EmbeddedOptions;
 use hawser_router::Router;
 
 use super::placing::{self, Placement};
-use super::serving::{announce_stop, scheme, stop_signal};
+use super::serving::{announce_stop, flush, observe, scheme, stop_signal};
 use crate::args::Global;
 use crate::config::{Config, Overrides, StoreKind};
 use crate::console::line;
@@ -42,11 +43,18 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     let config = Config::load(global, flags)?;
     config.validate()?;
     config.print();
+    let pipeline = observe(global, &config, "router", "info").await?;
+    let served = serve(&config, pipeline.telemetry()).await;
+    flush(pipeline, served).await
+}
+
+async fn serve(config: &Config, telemetry: &Telemetry) -> anyhow::Result<()> {
     let clock = Clock::system();
     let tasks = Tasks::new();
     let Placement { store, embedded } =
-        placing::of_router(&config, &clock, &tasks, EmbeddedOptions::served())?;
-    let router = Router::start(&config.router, store, embedded, clock).context("cannot start the router")?;
+        placing::of_router(config, &clock, &tasks, EmbeddedOptions::served())?;
+    let router = Router::start_observed(&config.router, store, embedded, clock, telemetry)
+        .context("cannot start the router")?;
     let uri = format!("{}://{}", scheme(&config.router.tls), router.addr());
     line(format!("router listens on {uri}"));
     let joins = match config.store {

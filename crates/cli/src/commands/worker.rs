@@ -7,10 +7,11 @@ use std::time::Duration;
 use anyhow::Context;
 use hawser_client::Client;
 use hawser_common::clock::Clock;
-use hawser_worker::{Worker, WorkerHandle, WorkerOptions, follow_leader};
+use hawser_common::telemetry::Telemetry;
+use hawser_worker::{Worker, WorkerHandle, WorkerOptions, follow_leader_observed};
 
 use super::placing;
-use super::serving::{announce_loading, announce_stop, scheme, stop_signal, unless_stopped};
+use super::serving::{announce_loading, announce_stop, flush, observe, scheme, stop_signal, unless_stopped};
 use crate::args::Global;
 use crate::config::{Config, Overrides};
 use crate::console::{bytes, count, counted, line, time};
@@ -87,10 +88,16 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     config.validate()?;
     config.worker.model = models::resolve(&config.worker.model, &global.model_dir)?;
     config.print();
+    let pipeline = observe(global, &config, "worker", "info").await?;
+    let served = serve(config, pipeline.telemetry()).await;
+    flush(pipeline, served).await
+}
+
+async fn serve(config: Config, telemetry: &Telemetry) -> anyhow::Result<()> {
     if config.worker.rank > 0 {
-        return follow(config.worker).await;
+        return follow(config.worker, telemetry.clone()).await;
     }
-    let Some((group, router)) = unless_stopped(Box::pin(start(&config))).await? else {
+    let Some((group, router)) = unless_stopped(Box::pin(start(&config, telemetry))).await? else {
         return Ok(());
     };
     announce_ready(&group);
@@ -110,9 +117,9 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
 }
 
 /// A rank that does not lead: until its leader ends the group, or a signal comes.
-async fn follow(worker: WorkerOptions) -> anyhow::Result<()> {
+async fn follow(worker: WorkerOptions, telemetry: Telemetry) -> anyhow::Result<()> {
     line(format!("rank {} of {}; the leader is at {}", worker.rank, worker.world, worker.rendezvous));
-    let following = tokio::task::spawn_blocking(move || follow_leader(&worker));
+    let following = tokio::task::spawn_blocking(move || follow_leader_observed(&worker, &telemetry));
     if let Some(ended) = unless_stopped(async { anyhow::Ok(following.await?) }).await? {
         ended?;
     }
@@ -143,10 +150,10 @@ async fn known_to(router: &Client, group: &WorkerHandle) -> bool {
     tokio::time::timeout(JOIN_LIMIT, seen).await.is_ok()
 }
 
-async fn start(config: &Config) -> anyhow::Result<(WorkerHandle, Option<Client>)> {
+async fn start(config: &Config, telemetry: &Telemetry) -> anyhow::Result<(WorkerHandle, Option<Client>)> {
     let (store, router) = placing::of_worker(config).await?;
     announce_loading(&config.worker.model, 1);
-    let started = Worker::start(config.worker.clone(), store, Clock::system()).await;
+    let started = Worker::start_observed(config.worker.clone(), store, Clock::system(), telemetry).await;
     let group = started.with_context(|| format!("cannot start group {}", config.worker.group))?;
     Ok((group, router))
 }
