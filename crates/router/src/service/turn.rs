@@ -31,13 +31,15 @@ impl HawserService {
         let parent = trace_parent(request.metadata());
         let mut watch = TurnWatch::start(&self.telemetry, &self.metrics, &parent, &self.placer.clock);
         let lines = watch.lines();
-        let (permit, mut begun, ends) = match self.begun(request, &mut watch).instrument(lines).await {
-            Ok(begun) => begun,
-            Err(error) => {
-                watch.ended(Some(&error), 0);
-                return Err(error);
-            }
-        };
+        // Boxed, since it holds the request: it would be the largest part of every call.
+        let (permit, mut begun, ends) =
+            match Box::pin(self.begun(request, &mut watch)).instrument(lines).await {
+                Ok(begun) => begun,
+                Err(error) => {
+                    watch.ended(Some(&error), 0);
+                    return Err(error);
+                }
+            };
         if let (Some(Frame::Placed(placed)), Some(session)) = (&mut begun.answer.0.frame, &begun.session) {
             placed.session = self.handles.name(session);
         }
