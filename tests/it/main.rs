@@ -14,5 +14,6 @@ mod processes;
 mod ranks;
 mod retention;
 mod secured;
+mod simulated;
 mod telemetry;
 mod turns;

@@ -25,6 +25,7 @@ pub(crate) mod relay;
 mod router;
 mod service;
 mod store_service;
+mod strategy;
 pub(crate) mod upstream;
 pub(crate) mod view;
 
@@ -37,3 +38,4 @@ pub use options::{InvalidOptions, RouterOptions};
 pub use quota::Quota;
 pub use router::{Router, RouterHandle, StartError};
 pub use store_service::StoreService;
+pub use strategy::Strategy;

@@ -10,6 +10,7 @@ use thiserror::Error;
 
 use crate::auth::AuthOptions;
 use crate::quota::Quota;
+use crate::strategy::Strategy;
 
 /// What a router can be told. Times are in milliseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +46,9 @@ pub struct RouterOptions {
     /// Of the connections to both. Not a key: every hop has the same.
     #[serde(skip)]
     pub keepalive: Keepalive,
+    /// How calls without an owner are placed: no key, but set by benchmarks that compare.
+    #[serde(skip)]
+    pub strategy: Strategy,
 }
 
 impl Default for RouterOptions {
@@ -64,6 +68,7 @@ impl Default for RouterOptions {
             tls: ServerTls::default(),
             worker_tls: ClientTls::default(),
             keepalive: Keepalive::default(),
+            strategy: Strategy::Balanced,
         }
     }
 }

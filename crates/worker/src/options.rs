@@ -10,6 +10,8 @@ use hawser_common::{Coded, ErrorCode, GroupId, Keepalive};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::simulated::SimulatedOptions;
+
 /// How KV rows are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -19,12 +21,25 @@ pub enum KvType {
     Bf16,
 }
 
+/// What computes a group's steps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineKind {
+    /// The checkpoint of `model`.
+    #[default]
+    Model,
+    /// No model at all: steps take the time that `simulated` says, and tokens are a hash of those before.
+    Simulated,
+}
+
 /// One worker group. Read once, validated before anything is opened.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkerOptions {
     /// Name of the group in the cluster: `[A-Za-z0-9._:-]`.
     pub group: String,
+    /// What computes.
+    pub engine: EngineKind,
     /// A `.gguf` file, or a directory with `config.json` and safetensors.
     pub model: PathBuf,
     /// Name that requests use; empty: the checkpoint's own.
@@ -86,12 +101,15 @@ pub struct WorkerOptions {
     /// Of the connections from routers. Not a key: every hop has the same.
     #[serde(skip)]
     pub keepalive: Keepalive,
+    /// Times and answers of the simulated engine.
+    pub simulated: SimulatedOptions,
 }
 
 impl Default for WorkerOptions {
     fn default() -> Self {
         Self {
             group: "group-0".to_owned(),
+            engine: EngineKind::Model,
             model: PathBuf::new(),
             model_name: String::new(),
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -121,6 +139,7 @@ impl Default for WorkerOptions {
             retention: Retention::default(),
             tls: ServerTls::default(),
             keepalive: Keepalive::default(),
+            simulated: SimulatedOptions::default(),
         }
     }
 }
@@ -138,6 +157,8 @@ pub enum InvalidOptions {
     Tls(#[from] InvalidTls),
     #[error("{key} is {found}; allowed is {allowed}")]
     Value { key: &'static str, found: u64, allowed: &'static str },
+    #[error("simulated.time_scale is {found}; allowed is 0 to 1000")]
+    TimeScale { found: f64 },
 }
 
 impl Coded for InvalidOptions {
@@ -150,7 +171,8 @@ impl WorkerOptions {
     /// # Errors
     /// [`InvalidOptions`] names the first key out of its bounds.
     pub fn validate(&self) -> Result<(), InvalidOptions> {
-        if self.model.as_os_str().is_empty() {
+        let simulated = self.engine == EngineKind::Simulated;
+        if self.model.as_os_str().is_empty() && !simulated {
             return Err(InvalidOptions::NoModel);
         }
         GroupId::parse(&self.group)?;
@@ -167,6 +189,8 @@ impl WorkerOptions {
         check("world", self.world, (1..=64).contains(&self.world), "1 to 64")?;
         check("rank", self.rank, self.rank < self.world, "below world")?;
         check("tp", self.tp, self.world == 1 || self.tp == 1, "1 where the group has several processes")?;
+        let one_rank = !simulated || self.tp.max(self.world) == 1;
+        check("tp", self.tp.max(self.world), one_rank, "1 with the simulated engine, as is world")?;
         let meets = self.world == 1 || !self.rendezvous.is_empty();
         check("world", self.world, meets, "1, or more with worker.rendezvous set")?;
         let patience = usize::try_from(self.rank_timeout_ms).unwrap_or(usize::MAX);
@@ -180,7 +204,8 @@ impl WorkerOptions {
         let ttl = usize::try_from(self.lease_ttl_ms).unwrap_or(usize::MAX);
         check("lease_ttl_ms", ttl, (500..=600_000).contains(&ttl), "500 to 600000")?;
         self.tls.validate()?;
-        Ok(self.retention.validate()?)
+        self.retention.validate()?;
+        self.simulated.validate()
     }
 
     /// Threads of a step.
