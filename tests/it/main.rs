@@ -20,6 +20,7 @@ mod process;
 mod processes;
 mod ranks;
 mod retention;
+mod secured;
 mod simulated;
 mod telemetry;
 mod turns;

@@ -12,7 +12,7 @@
 //! chosen by one may refuse. Only a lease names an owner. Forgetting is safe: a turn of a session that is not known is
 //! offered to some group, which learns the owner from the store and says so.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,8 +24,6 @@ use crate::generations::Generations;
 
 /// How long a commit is kept without the store's word: the watch lags by milliseconds.
 const COMMITTED_FOR: Duration = Duration::from_secs(10);
-/// Tenants whose name is kept once for all of their sessions.
-const MAX_TENANTS: usize = 4_096;
 
 /// Claims that were let go of, for the caller to drop where it holds no lock.
 pub(crate) type Spent = HashMap<SessionKey, Arc<Owner>>;
@@ -59,9 +57,10 @@ pub(crate) struct Affinity {
     commits: VecDeque<(Tick, SessionKey, HoldId)>,
     limit: usize,
     next_hold: u64,
-    /// Each group's latest owner, and each tenant, kept once.
+    /// Each group's latest owner, kept once.
     owners: HashMap<GroupId, Arc<Owner>>,
-    tenants: HashSet<TenantId>,
+    /// Leases of each tenant, whose name is kept once with them. Tenants without any are not in it.
+    counts: HashMap<TenantId, u64>,
 }
 
 impl Affinity {
@@ -73,7 +72,7 @@ impl Affinity {
             limit,
             next_hold: 0,
             owners: HashMap::new(),
-            tenants: HashSet::new(),
+            counts: HashMap::new(),
         }
     }
 
@@ -164,16 +163,20 @@ impl Affinity {
     pub(crate) fn claimed(&mut self, session: SessionKey, owner: Owner) -> Option<Spent> {
         self.holds.remove(&session);
         let owner = self.shared(owner);
-        let tenant = match self.tenants.get(&session.tenant) {
-            Some(tenant) => tenant.clone(),
-            None => {
-                if self.tenants.len() < MAX_TENANTS {
-                    self.tenants.insert(session.tenant.clone());
-                }
-                session.tenant
-            }
-        };
-        self.leases.insert(SessionKey { tenant, session: session.session }, owner)
+        let known = self.counts.get_key_value(&session.tenant).map(|(tenant, _)| tenant.clone());
+        let key = SessionKey { tenant: known.unwrap_or(session.tenant), session: session.session };
+        let is_new = self.leases.look(&key).is_none();
+        let spent = self.leases.insert(key.clone(), owner);
+        if is_new && self.leases.look(&key).is_some() {
+            *self.counts.entry(key.tenant).or_default() += 1;
+        }
+        spent.iter().flatten().for_each(|(gone, _)| uncount(&mut self.counts, &gone.tenant));
+        spent
+    }
+
+    /// Sessions of a tenant that are remembered.
+    pub(crate) fn sessions_of(&self, tenant: &TenantId) -> u64 {
+        self.counts.get(tenant).copied().unwrap_or(0)
     }
 
     fn shared(&mut self, owner: Owner) -> Arc<Owner> {
@@ -188,13 +191,22 @@ impl Affinity {
     }
 
     pub(crate) fn released(&mut self, session: &SessionKey) {
-        self.leases.remove(session);
+        if self.leases.remove(session).is_some() {
+            uncount(&mut self.counts, &session.tenant);
+        }
     }
 
     /// Forgets every session of a group. Walks all of them: a group goes seldom.
     pub(crate) fn group_gone(&mut self, group: &GroupId) {
         self.owners.remove(group);
-        self.leases.retain(|owner| owner.group != *group);
+        let counts = &mut self.counts;
+        self.leases.retain(|session, owner| {
+            let stays = owner.group != *group;
+            if !stays {
+                uncount(counts, &session.tenant);
+            }
+            stays
+        });
         self.holds.retain(|_, hold| hold.group != *group);
     }
 
@@ -214,6 +226,15 @@ impl Affinity {
         latest.holds.retain(|session, _| latest.leases.look(session).is_none());
         latest.commits = std::mem::take(&mut self.commits);
         std::mem::replace(self, latest)
+    }
+}
+
+fn uncount(counts: &mut HashMap<TenantId, u64>, tenant: &TenantId) {
+    if let Some(count) = counts.get_mut(tenant) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(tenant);
+        }
     }
 }
 

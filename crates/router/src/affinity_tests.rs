@@ -104,6 +104,7 @@ proptest! {
             }
             now = now.after(Duration::from_millis(300));
             prop_assert!(affinity.leases.len() <= limit && affinity.holds.len() <= limit);
+            prop_assert_eq!(affinity.sessions_of(&id.tenant), affinity.leases.len() as u64);
             for (session, known) in affinity.leases.iter() {
                 let held = truth.get(&session.session.as_str().parse().unwrap());
                 prop_assert_eq!(held.map(|group| owner(*group)), Some((**known).clone()));

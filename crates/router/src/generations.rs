@@ -58,9 +58,9 @@ impl<K: Eq + Hash, V> Generations<K, V> {
     }
 
     /// Walks all entries.
-    pub(crate) fn retain(&mut self, keep: impl Fn(&V) -> bool) {
-        self.young.retain(|_, value| keep(value));
-        self.old.retain(|_, value| keep(value));
+    pub(crate) fn retain(&mut self, mut keep: impl FnMut(&K, &V) -> bool) {
+        self.young.retain(|key, value| keep(key, value));
+        self.old.retain(|key, value| keep(key, value));
     }
 
     #[cfg(test)]

@@ -22,7 +22,7 @@ use crate::prefix::Prefix;
 use crate::view::{Target, View, Wanted, Went};
 
 /// How long a session that this router has not heard of may still be on its way from the store.
-const NEWS: Duration = Duration::from_millis(100);
+pub(crate) const NEWS: Duration = Duration::from_millis(100);
 
 /// Whom a call may go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,8 @@
 //! is missing, and workers may need it for its store. It is NOT_SERVING again once the router is told to stop.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hawser_common::clock::Clock;
@@ -15,27 +16,34 @@ use hawser_common::{Coded, ErrorCode};
 use hawser_placement::{EmbeddedStore, Store};
 use hawser_proto::v1::hawser_server::HawserServer;
 use hawser_proto::v1::store_server::StoreServer;
-use hawser_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES};
+use hawser_proto::{Dial, FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES, TlsError, status, transport};
 use thiserror::Error;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tonic::service::Routes;
+use tonic::service::interceptor::InterceptedService;
+use tonic::service::{Interceptor, Routes};
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Status};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tracing::{error, info};
 
 use crate::admission::Admission;
 use crate::attempts::Limits;
+use crate::auth::Auth;
+use crate::auth::keys::InvalidKeys;
+use crate::auth::reload::KeysFile;
 use crate::continuation::Continuations;
 use crate::follow::{Follower, follow};
+use crate::handle::{Handles, InvalidSecrets};
 use crate::metrics::{self, RouterMetrics};
 use crate::options::{InvalidOptions, RouterOptions};
 use crate::place::Placer;
+use crate::quota::opening::Openings;
 use crate::service::HawserService;
 use crate::store_service::StoreService;
-use crate::upstream::Upstream;
+use crate::upstream::{self, Upstream};
 use crate::view::View;
 
 /// Windows of the public side: room for a long conversation in one flight.
@@ -44,7 +52,6 @@ const CONNECTION_WINDOW: u32 = 16 << 20;
 const MAX_STREAMS: u32 = 10_000;
 /// Streams that clients may reset before the router has seen them: agents do abort in masses.
 const MAX_RESETS: usize = 1_024;
-const KEEPALIVE: Duration = Duration::from_secs(20);
 /// How long streams have to end once they have been cut.
 const AFTER_CUT: Duration = Duration::from_millis(500);
 
@@ -55,6 +62,12 @@ pub enum StartError {
     Options(#[from] InvalidOptions),
     #[error("cannot listen on {address}: {source}; choose another address with `listen`, or free the port")]
     Listen { address: SocketAddr, source: std::io::Error },
+    #[error("router.auth.keys_file {path:?}: {source}")]
+    Keys { path: PathBuf, source: InvalidKeys },
+    #[error("router.auth.handle_secret_file: {0}")]
+    Secrets(#[from] InvalidSecrets),
+    #[error("router.{table}: {source}")]
+    Tls { table: &'static str, source: TlsError },
     #[error("server reflection cannot be built: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
 }
@@ -62,7 +75,7 @@ pub enum StartError {
 impl Coded for StartError {
     fn code(&self) -> ErrorCode {
         match self {
-            Self::Options(_) => ErrorCode::Invalid,
+            Self::Options(_) | Self::Keys { .. } | Self::Secrets(_) | Self::Tls { .. } => ErrorCode::Invalid,
             Self::Listen { .. } => ErrorCode::Unavailable,
             Self::Reflection(_) => ErrorCode::Internal,
         }
@@ -100,6 +113,7 @@ impl Router {
         telemetry: &Telemetry,
     ) -> Result<RouterHandle, StartError> {
         options.validate()?;
+        let Edge { auth, keys, handles, dial, server } = Edge::load(options)?;
         let address = options.listen;
         let listen = |source| StartError::Listen { address, source };
         let incoming = TcpIncoming::bind(address).map_err(listen)?.with_nodelay(Some(true));
@@ -108,7 +122,7 @@ impl Router {
         let seed = options.seed.unwrap_or_else(rand::random);
         let view = Arc::new(View::new(clock.clone(), options.max_sessions, seed));
         view.place_by(options.strategy);
-        let upstream = Arc::new(Upstream::new(options.connect_timeout()));
+        let upstream = Arc::new(Upstream::new(dial, options.connect_timeout()));
         let (tasks, closing, cut) = (Tasks::new(), CancellationToken::new(), CancellationToken::new());
         let metrics = RouterMetrics::new(&telemetry.meter);
         let follower = Follower {
@@ -118,10 +132,14 @@ impl Router {
             relist: options.relist(),
         };
         tasks.spawn(follow(store, follower, tasks.stopping()));
+        if let Some(keys) = keys {
+            let poll = Duration::from_millis(options.auth.poll_ms);
+            tasks.spawn(keys.follow(auth.clone(), options.quota.clone(), poll, tasks.stopping()));
+        }
         let (health, health_service) = tonic_health::server::health_reporter();
         tasks.spawn(report_health(health, Arc::clone(&view), closing.clone()));
 
-        let admission = Admission::new(options.max_in_flight);
+        let admission = Admission::new(options.max_in_flight, options.queue_wait(), clock.clone());
         metrics::observe(&telemetry.meter, &view, &admission);
         let limits = Limits { groups: options.max_attempts, owner_wait: options.owner_wait() };
         let service = HawserService {
@@ -129,6 +147,9 @@ impl Router {
             metrics,
             telemetry: telemetry.clone(),
             upstream,
+            auth: auth.clone(),
+            handles: Arc::new(handles),
+            openings: Arc::new(Mutex::new(Openings::default())),
             admission: admission.clone(),
             call_timeout: options.call_timeout(),
             continuations: Continuations::new(options.continuations, options.continuation_memory_mib),
@@ -142,15 +163,14 @@ impl Router {
             let stored = StoreServer::new(StoreService::new(store, closing.clone()))
                 .max_decoding_message_size(MAX_MESSAGE_BYTES)
                 .max_encoding_message_size(MAX_MESSAGE_BYTES);
-            routes = routes.add_service(stored);
+            routes = routes.add_service(InterceptedService::new(stored, Operators(auth)));
         }
-        let server = Server::builder()
+        let mut server = server
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_concurrent_streams(MAX_STREAMS)
-            .http2_max_pending_accept_reset_streams(Some(MAX_RESETS))
-            .http2_keepalive_interval(Some(KEEPALIVE))
-            .add_routes(routes);
+            .http2_max_pending_accept_reset_streams(Some(MAX_RESETS));
+        let server = server.add_routes(routes);
         let serving = server.serve_with_incoming_shutdown(incoming, closing.clone().cancelled_owned());
         let serving = tasks.spawn(async move {
             if let Err(failure) = serving.await {
@@ -159,6 +179,41 @@ impl Router {
         });
         info!(%addr, "router listens");
         Ok(RouterHandle { addr, view, admission, tasks, closing, cut, serving })
+    }
+}
+
+/// What decides who may connect and call, as the options name it.
+struct Edge {
+    auth: Auth,
+    keys: Option<KeysFile>,
+    handles: Handles,
+    dial: Dial,
+    server: Server,
+}
+
+impl Edge {
+    /// Reads the files.
+    fn load(options: &RouterOptions) -> Result<Self, StartError> {
+        let path = options.auth.keys_file.clone().unwrap_or_default();
+        let named = |source| StartError::Keys { path, source };
+        let (auth, keys) = KeysFile::load(&options.auth, &options.quota).map_err(named)?;
+        let handles = Handles::load(options.auth.handle_secret_file.as_deref())?;
+        let tls = |table| move |source| StartError::Tls { table, source };
+        let dial = Dial::new(&options.worker_tls, options.keepalive.at_most(upstream::KEEPALIVE))
+            .map_err(tls("worker_tls"))?;
+        let server = transport::server(&options.tls, options.keepalive).map_err(tls("tls"))?;
+        Ok(Self { auth, keys, handles, dial, server })
+    }
+}
+
+/// Lets operators through.
+#[derive(Clone, Debug)]
+struct Operators(Auth);
+
+impl Interceptor for Operators {
+    fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
+        self.0.operator(request.metadata()).map_err(|error| status(&error))?;
+        Ok(request)
     }
 }
 
@@ -194,6 +249,12 @@ impl RouterHandle {
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.admission.in_flight()
+    }
+
+    /// Calls that wait for a place.
+    #[must_use]
+    pub fn queued(&self) -> usize {
+        self.admission.queued()
     }
 
     /// Calls in flight at each registered group.

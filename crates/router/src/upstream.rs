@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use hawser_common::ErrorCode;
 use hawser_common::group::GroupRecord;
-use hawser_proto::MAX_MESSAGE_BYTES;
+use hawser_common::keepalive::Keepalive;
 use hawser_proto::fault::{Fault, Origin};
 use hawser_proto::v1::worker_client::WorkerClient;
-use tonic::transport::{Channel, Endpoint};
+use hawser_proto::{Dial, MAX_MESSAGE_BYTES};
+use tonic::transport::Channel;
 
 /// Unread frames that one stream may hold before its worker has to wait. Small, so that a slow reader pauses itself
 /// long before it fills the connection that all streams share.
@@ -18,18 +19,19 @@ const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = 64 << 20;
 /// A leader that is there and does nothing, such as one on a machine that hangs, is found in the sum of both: its clients
 /// must not wait longer than for one that died.
-const KEEPALIVE: Duration = Duration::from_millis(500);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
+pub(crate) const KEEPALIVE: Keepalive =
+    Keepalive { interval: Duration::from_millis(500), timeout: Duration::from_secs(2) };
 
 #[derive(Debug)]
 pub(crate) struct Upstream {
     channels: Mutex<HashMap<String, Channel>>,
+    dial: Dial,
     connect_timeout: Duration,
 }
 
 impl Upstream {
-    pub(crate) fn new(connect_timeout: Duration) -> Self {
-        Self { channels: Mutex::default(), connect_timeout }
+    pub(crate) fn new(dial: Dial, connect_timeout: Duration) -> Self {
+        Self { channels: Mutex::default(), dial, connect_timeout }
     }
 
     /// A client of the leader at `address`. Connecting happens with the first call.
@@ -58,21 +60,17 @@ impl Upstream {
     }
 
     fn connect(&self, address: &str) -> Result<Channel, Fault> {
-        let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|error| Fault {
+        let endpoint = self.dial.endpoint(address).map_err(|error| Fault {
             code: ErrorCode::Unavailable,
-            message: format!("the group registered the address {address:?}, which is no URI: {error}"),
+            message: format!("the group registered an address that cannot be used: {error}"),
             owner: None,
             retry_after: None,
             origin: Origin::Connect,
         })?;
         Ok(endpoint
             .connect_timeout(self.connect_timeout)
-            .tcp_nodelay(true)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .http2_keep_alive_interval(KEEPALIVE)
-            .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-            .keep_alive_while_idle(true)
             .connect_lazy())
     }
 }

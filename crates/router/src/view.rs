@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hawser_common::clock::{Clock, Tick};
 use hawser_common::group::{GroupRecord, Owner};
-use hawser_common::{GroupId, SessionKey};
+use hawser_common::{GroupId, SessionKey, TenantId};
 use hawser_placement::{Change, Event, Update};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
@@ -255,6 +255,18 @@ impl View {
 
     pub(crate) fn owner(&self, session: &SessionKey) -> Option<Owner> {
         self.lock().affinity.owner(session).map(|owner| Owner::clone(owner))
+    }
+
+    /// The model that the session's owner serves.
+    pub(crate) fn model_of(&self, session: &SessionKey) -> Option<String> {
+        let known = self.lock();
+        let owner = known.affinity.owner(session)?;
+        Some(known.fleet.member(&owner.group)?.record.model.clone())
+    }
+
+    /// Sessions of a tenant, as far as they are remembered.
+    pub(crate) fn sessions_of(&self, tenant: &TenantId) -> u64 {
+        self.lock().affinity.sessions_of(tenant)
     }
 
     pub(crate) fn shun(&self, group: &GroupId) {

@@ -14,7 +14,7 @@ use hawser_common::tasks::Tasks;
 use hawser_common::telemetry::Telemetry;
 use hawser_common::{Coded, Epoch, ErrorCode, GroupId};
 use hawser_placement::{PlacementMetrics, Registration, RegistrationHandle, Store, StoreError};
-use hawser_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES, v1};
+use hawser_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES, TlsError, transport, v1};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -35,8 +35,6 @@ use crate::session::{Sessions, SessionsOptions};
 
 /// How often idle sessions are looked at.
 const SWEEP_PERIOD: Duration = Duration::from_secs(10);
-/// A connection that carries nothing is asked for a sign of life this often.
-const KEEPALIVE: Duration = Duration::from_secs(20);
 
 /// Why a group did not start.
 #[derive(Debug, Error)]
@@ -47,6 +45,8 @@ pub enum StartError {
     Load(#[from] LoadError),
     #[error("cannot listen on {address}: {source}; is another process using the port?")]
     Listen { address: SocketAddr, source: std::io::Error },
+    #[error("worker.tls: {0}")]
+    Tls(#[from] TlsError),
     #[error("cannot register the group: {0}")]
     Register(#[from] StoreError),
     #[error(transparent)]
@@ -59,6 +59,7 @@ impl Coded for StartError {
     fn code(&self) -> ErrorCode {
         match self {
             Self::Options(error) => error.code(),
+            Self::Tls(error) => error.code(),
             Self::Load(error) => error.code(),
             Self::Listen { .. } => ErrorCode::Unavailable,
             Self::Register(error) => error.code(),
@@ -96,6 +97,7 @@ impl Worker {
         telemetry: &Telemetry,
     ) -> Result<WorkerHandle, StartError> {
         options.validate()?;
+        let server = transport::server(&options.tls, options.keepalive)?;
         // The port first: loading a model only to find it taken would be a waste.
         let listener = TcpListener::bind(options.listen)
             .await
@@ -106,7 +108,7 @@ impl Worker {
         let loaded = tokio::task::spawn_blocking(move || load(&loading, &timer, &tracer))
             .await
             .map_err(|error| StartError::Server(error.to_string()))??;
-        Self::serve(options, loaded, store, (clock, telemetry), listener).await
+        Self::serve(options, loaded, store, (clock, telemetry), (listener, server)).await
     }
 
     async fn serve(
@@ -114,7 +116,7 @@ impl Worker {
         loaded: Loaded,
         store: Arc<dyn Store>,
         (clock, telemetry): (Clock, &Telemetry),
-        (address, listener): (SocketAddr, TcpListener),
+        ((address, listener), server): ((SocketAddr, TcpListener), Server),
     ) -> Result<WorkerHandle, StartError> {
         let group = GroupId::parse(&options.group).map_err(InvalidOptions::from)?;
         let tasks = Tasks::new();
@@ -159,7 +161,8 @@ impl Worker {
         tasks.spawn(report_capacity(Arc::clone(&shared), tasks.stopping()));
         tasks.spawn(forget_idle(Arc::clone(&shared), tasks.stopping()));
         tasks.spawn(follow_group(Arc::clone(&shared), tasks.stopping()));
-        spawn_server(&tasks, WorkerService::new(Arc::clone(&shared), model), &registration, listener)?;
+        let service = WorkerService::new(Arc::clone(&shared), model);
+        spawn_server(&tasks, service, &registration, (listener, server))?;
         Ok(WorkerHandle { address, shared, tasks, thread: Some(thread), report })
     }
 }
@@ -179,8 +182,12 @@ fn record(
     address: SocketAddr,
     driver: &DriverHandle,
 ) -> GroupRecord {
-    let advertise =
-        if options.advertise.is_empty() { format!("http://{address}") } else { options.advertise.clone() };
+    let scheme = if options.tls.is_on() { "https" } else { "http" };
+    let advertise = if options.advertise.is_empty() {
+        format!("{scheme}://{address}")
+    } else {
+        options.advertise.clone()
+    };
     GroupRecord {
         id: group.clone(),
         model: model.name.clone(),
@@ -196,7 +203,7 @@ fn spawn_server(
     tasks: &Tasks,
     service: WorkerService,
     registration: &RegistrationHandle,
-    listener: TcpListener,
+    (listener, mut server): (TcpListener, Server),
 ) -> Result<(), StartError> {
     let (health, health_service) = tonic_health::server::health_reporter();
     tasks.spawn(report_health(registration.clone(), service.clock(), health, tasks.stopping()));
@@ -208,11 +215,7 @@ fn spawn_server(
     let service = v1::worker_server::WorkerServer::new(service)
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let server = Server::builder()
-        .http2_keepalive_interval(Some(KEEPALIVE))
-        .add_service(health_service)
-        .add_service(reflection)
-        .add_service(service);
+    let server = server.add_service(health_service).add_service(reflection).add_service(service);
     let stopping = tasks.stopping();
     tasks.spawn(async move {
         let incoming = TcpListenerStream::new(listener);

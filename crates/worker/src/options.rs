@@ -5,7 +5,8 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use hawser_common::retention::{InvalidRetention, Retention};
-use hawser_common::{Coded, ErrorCode, GroupId};
+use hawser_common::tls::{InvalidTls, ServerTls};
+use hawser_common::{Coded, ErrorCode, GroupId, Keepalive};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -56,7 +57,7 @@ pub struct WorkerOptions {
     pub model_name: String,
     /// Where the leader listens; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// URI that routers use; empty: `http://` and the listening address.
+    /// URI that routers use; empty: the listening address, with `https://` where the leader has a certificate.
     pub advertise: String,
     /// CPU threads of a step; 0: all cores.
     pub threads: usize,
@@ -110,6 +111,11 @@ pub struct WorkerOptions {
     pub share_prefixes: bool,
     /// What sessions keep that choose nothing themselves.
     pub retention: Retention,
+    /// What the leader shows to routers.
+    pub tls: ServerTls,
+    /// Of the connections from routers. Not a key: every hop has the same.
+    #[serde(skip)]
+    pub keepalive: Keepalive,
     /// Times and answers of the simulated engine.
     pub simulated: SimulatedOptions,
 }
@@ -148,6 +154,8 @@ impl Default for WorkerOptions {
             lease_ttl_ms: 10_000,
             share_prefixes: true,
             retention: Retention::default(),
+            tls: ServerTls::default(),
+            keepalive: Keepalive::default(),
             simulated: SimulatedOptions::default(),
         }
     }
@@ -162,6 +170,8 @@ pub enum InvalidOptions {
     Group(#[from] hawser_common::ids::InvalidId),
     #[error(transparent)]
     Retention(#[from] InvalidRetention),
+    #[error("tls: {0}")]
+    Tls(#[from] InvalidTls),
     #[error("{key} is {found}; allowed is {allowed}")]
     Value { key: &'static str, found: u64, allowed: &'static str },
     #[error("simulated.time_scale is {found}; allowed is 0 to 1000")]
@@ -213,6 +223,7 @@ impl WorkerOptions {
         check("stream_buffer", self.stream_buffer, (1..=65_536).contains(&self.stream_buffer), "1 to 65536")?;
         let ttl = usize::try_from(self.lease_ttl_ms).unwrap_or(usize::MAX);
         check("lease_ttl_ms", ttl, (500..=600_000).contains(&ttl), "500 to 600000")?;
+        self.tls.validate()?;
         self.retention.validate()?;
         self.simulated.validate()
     }

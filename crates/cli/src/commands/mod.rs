@@ -10,6 +10,7 @@ pub mod demo;
 pub mod eval;
 pub mod generate;
 pub mod inspect;
+pub mod key;
 mod placing;
 pub mod pull;
 pub mod router;
@@ -48,6 +49,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Pull(options) => pull::run(&global, &options),
         Command::Bench(options) => bench::run(&global, &options),
         Command::Eval(options) => eval::run(&global, &options),
+        Command::Key(options) => key::run(&options),
         Command::Config(options) => config::run(&global, &options),
     }
 }
@@ -69,5 +71,5 @@ async fn connect(global: &Global, server: Option<&str>) -> anyhow::Result<Client
     let mut flags = Overrides::default();
     flags.set("server", server);
     let config = Config::load(global, flags)?;
-    Ok(Client::connect(&config.server).await?)
+    Ok(config.connect().await?)
 }

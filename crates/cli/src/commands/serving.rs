@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use hawser_common::telemetry;
+use hawser_common::tls::ServerTls;
 use hawser_telemetry::Pipeline;
 use hawser_worker::{EngineKind, WorkerOptions};
 use tokio::signal::unix::{SignalKind, signal};
@@ -62,6 +63,11 @@ pub async fn unless_stopped<T>(start: impl Future<Output = anyhow::Result<T>>) -
         started = start => started.map(Some),
         stopped = stop_signal() => stopped.map(|()| None),
     }
+}
+
+/// How the URI of a server with these certificates begins.
+pub fn scheme(tls: &ServerTls) -> &'static str {
+    if tls.is_on() { "https" } else { "http" }
 }
 
 pub fn announce_loading(worker: &WorkerOptions, groups: usize) {

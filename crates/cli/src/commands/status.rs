@@ -5,7 +5,8 @@ mod ranks;
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
-use hawser_client::{Client, wire};
+use hawser_client::{Client, ErrorCode, wire};
+use hawser_common::Coded as _;
 use serde::Serialize;
 
 use self::ranks::{State, ranks_table};
@@ -47,7 +48,8 @@ pub struct Options {
 
 #[derive(Debug, Serialize)]
 struct Status {
-    groups: Vec<Group>,
+    /// Not set where the API key is not an operator's.
+    groups: Option<Vec<Group>>,
     sessions: Vec<Session>,
     /// There are more sessions than these.
     sessions_truncated: bool,
@@ -86,11 +88,17 @@ struct Session {
 
 pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     let client = super::connect(global, options.server.as_deref()).await?;
-    let groups = client.list_groups_and_departed().await?;
-    let states = states(&client, &groups).await;
+    let groups = match client.list_groups_and_departed().await {
+        Ok(groups) => {
+            let states = states(&client, &groups).await;
+            Some(groups.into_iter().zip(states).map(|(wire, state)| group(wire, state)).collect())
+        }
+        Err(error) if error.code() == ErrorCode::Forbidden => None,
+        Err(error) => return Err(error.into()),
+    };
     let sessions = client.list_sessions(options.sessions.max(1)).await?;
     let status = Status {
-        groups: groups.into_iter().zip(states).map(|(wire, state)| group(wire, state)).collect(),
+        groups,
         sessions: sessions.sessions.into_iter().map(session).collect(),
         sessions_truncated: sessions.truncated,
     };
@@ -147,10 +155,22 @@ fn session(wire: wire::SessionInfo) -> Session {
 }
 
 fn text(status: &Status) -> String {
-    if status.groups.is_empty() {
-        return "no worker group is registered; start one with: hawser worker --router URI --group NAME"
-            .to_owned();
+    let sessions = sessions_text(status);
+    match &status.groups {
+        Some(groups) if groups.is_empty() => {
+            "no worker group is registered; start one with: hawser worker --router URI --group NAME"
+                .to_owned()
+        }
+        Some(groups) => {
+            let ranks = ranks_table(groups.iter().map(|group| (group.id.as_str(), group.state.as_ref())));
+            let ranks = ranks.map_or_else(String::new, |table| format!("\n\n{table}"));
+            format!("{}{ranks}\n\n{sessions}", groups_text(groups))
+        }
+        None => format!("{sessions}\n(groups are shown to operators)"),
     }
+}
+
+fn groups_text(shown: &[Group]) -> Table {
     let (left, right) = (Align::Left, Align::Right);
     let mut groups = Table::new(&[
         ("GROUP", left),
@@ -165,7 +185,7 @@ fn text(status: &Status) -> String {
         ("ADDRESS", left),
         ("MODEL", left),
     ]);
-    for group in &status.groups {
+    for group in shown {
         let state = match (group.departed, group.draining) {
             (true, _) => "left",
             (false, true) => "draining",
@@ -184,6 +204,11 @@ fn text(status: &Status) -> String {
                 .collect(),
         );
     }
+    groups
+}
+
+fn sessions_text(status: &Status) -> String {
+    let (left, right) = (Align::Left, Align::Right);
     let mut sessions = Table::new(&[
         ("SESSION", left),
         ("GROUP", left),
@@ -205,9 +230,7 @@ fn text(status: &Status) -> String {
     }
     let more = if status.sessions_truncated { "\n(there are more; see --sessions)" } else { "" };
     let sessions = if status.sessions.is_empty() { "no sessions".to_owned() } else { sessions.to_string() };
-    let ranks = ranks_table(status.groups.iter().map(|group| (group.id.as_str(), group.state.as_ref())));
-    let ranks = ranks.map_or_else(String::new, |table| format!("\n\n{table}"));
-    format!("{groups}{ranks}\n\n{sessions}{more}")
+    format!("{sessions}{more}")
 }
 
 #[cfg(test)]
@@ -227,7 +250,7 @@ mod tests {
             ..Default::default()
         };
         let status = Status {
-            groups: vec![group(wire_group, None)],
+            groups: Some(vec![group(wire_group, None)]),
             sessions: vec![session(wire_session)],
             sessions_truncated: true,
         };
@@ -235,7 +258,13 @@ mod tests {
         for part in ["40,000", "39,000", "serving", "s-1", "1,000", "idle 1.50 s", "there are more"] {
             assert!(shown.contains(part), "{part:?} is not in\n{shown}");
         }
-        let empty = Status { groups: vec![], sessions: vec![], sessions_truncated: false };
+        let empty = Status { groups: Some(vec![]), sessions: vec![], sessions_truncated: false };
         assert!(text(&empty).contains("hawser worker"));
+        let of_tenant = Status { groups: None, ..status };
+        let shown = text(&of_tenant);
+        assert!(
+            shown.contains("s-1") && shown.contains("operators") && !shown.contains("serving"),
+            "{shown}"
+        );
     }
 }

@@ -16,7 +16,7 @@ use hawser_worker::{Worker, WorkerHandle, WorkerOptions};
 
 use super::placing::{self, Placement};
 use super::serving::{
-    announce_loading, announce_stop, flush, observe, stop_signal, threads_each, unless_stopped,
+    announce_loading, announce_stop, flush, observe, scheme, stop_signal, threads_each, unless_stopped,
 };
 use super::worker::announce_ready;
 use crate::args::Global;
@@ -98,7 +98,7 @@ async fn serve(config: &Config, telemetry: &Telemetry) -> anyhow::Result<()> {
     let Some(parts) = unless_stopped(Box::pin(start(config, &clock, telemetry))).await? else {
         return Ok(());
     };
-    let uri = format!("http://{}", parts.router.addr());
+    let uri = format!("{}://{}", scheme(&config.router.tls), parts.router.addr());
     line(format!(
         "{} on {uri} {}",
         bold("router listens"),

@@ -11,7 +11,7 @@ use hawser_common::telemetry::Telemetry;
 use hawser_worker::{Worker, WorkerHandle, WorkerOptions, follow_leader_observed};
 
 use super::placing;
-use super::serving::{announce_loading, announce_stop, flush, observe, stop_signal, unless_stopped};
+use super::serving::{announce_loading, announce_stop, flush, observe, scheme, stop_signal, unless_stopped};
 use crate::args::Global;
 use crate::config::{Config, Overrides};
 use crate::console::{bytes, count, counted, line, time};
@@ -110,7 +110,8 @@ async fn serve(config: Config, telemetry: &Telemetry) -> anyhow::Result<()> {
     };
     announce_ready(&group);
     if let Some(joined) = unless_stopped(joined(&config, router.as_ref(), &group)).await? {
-        line(format!("group {} serves at http://{} and {joined}", group.group(), group.addr()));
+        let (name, scheme, address) = (group.group(), scheme(&config.worker.tls), group.addr());
+        line(format!("group {name} serves at {scheme}://{address} and {joined}"));
         stop_signal().await?;
     }
     let grace = Duration::from_secs(config.grace_s);

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use etcd_client::{Certificate, Client, ConnectOptions, Error, Identity, TlsOptions};
 use futures_util::future::BoxFuture;
+use hawser_common::keepalive;
 
 use super::fault::Fault;
 use super::options::{EtcdOptions, InvalidEtcdOptions};
@@ -18,8 +19,6 @@ use crate::backoff;
 /// Tries of one call.
 const TRIES: u32 = 4;
 const MAX_WAIT: Duration = Duration::from_secs(1);
-/// etcd ends connections that ask for a sign of life more often than every five seconds, or without open streams.
-const KEEPALIVE: Duration = Duration::from_secs(10);
 
 pub(super) struct Link {
     endpoints: Vec<String>,
@@ -47,7 +46,8 @@ impl Link {
         options.validate()?;
         let mut connect = ConnectOptions::new()
             .with_connect_timeout(options.connect_timeout())
-            .with_keep_alive(KEEPALIVE, options.request_timeout())
+            // etcd ends connections that ask for a sign of life more often than every five seconds, or without calls.
+            .with_keep_alive(keepalive::INTERVAL, options.request_timeout())
             .with_keep_alive_while_idle(false)
             // A member that has lost its leader says so, instead of holding a watch without news.
             .with_require_leader(true);

@@ -25,9 +25,11 @@ impl HawserService {
         &self,
         request: Request<v1::DescribeGroupRequest>,
     ) -> Result<v1::DescribeGroupResponse, RouteError> {
+        self.auth.operator(request.metadata())?;
+        let caller = self.caller(&request)?;
         let deadline = self.call_deadline(&request).at_most(PATIENCE, &self.placer.clock);
         let name = request.into_inner().group;
-        let _permit = self.admission.enter()?;
+        let _permit = self.admission.enter(&caller, deadline).await?;
         let named = |records: Vec<GroupRecord>| records.into_iter().find(|record| record.id.as_str() == name);
         let registered = named(self.placer.view.groups());
         let group = match (&registered, named(self.placer.view.departed())) {

@@ -22,8 +22,9 @@ impl HawserService {
         &self,
         request: &Request<v1::ListModelsRequest>,
     ) -> Result<v1::ListModelsResponse, RouteError> {
+        let caller = self.caller(request)?;
         let deadline = self.call_deadline(request);
-        let _permit = self.admission.enter()?;
+        let _permit = self.admission.enter(&caller, deadline).await?;
         let mut groups: BTreeMap<String, u32> = BTreeMap::new();
         for group in self.placer.view.groups() {
             *groups.entry(group.model).or_default() += 1;
@@ -63,10 +64,11 @@ impl HawserService {
         &self,
         request: Request<v1::TokenizeRequest>,
     ) -> Result<v1::TokenizeResponse, RouteError> {
+        let caller = self.caller(&request)?;
         let deadline = self.call_deadline(&request);
         let request = request.into_inner();
         convert::optional_model(&request.model)?;
-        let _permit = self.admission.enter()?;
+        let _permit = self.admission.enter(&caller, deadline).await?;
         let model = request.model.clone();
         let call = Call { session: None, model, prefix: None, to: To::Group, replay: Replay::Safe, deadline };
         let ask = |target: Target| {

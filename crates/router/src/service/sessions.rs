@@ -1,12 +1,13 @@
 //! Sessions: open, fork, close, describe, inspect, list.
 
 use futures_util::{StreamExt as _, stream};
-use hawser_common::SessionKey;
 use hawser_common::group::GroupRecord;
+use hawser_common::{SessionKey, TenantId};
 use hawser_proto::{convert, fault, v1};
 use tonic::{Request, Response};
 use tracing::debug;
 
+use super::sessions_of::Beginning;
 use super::{HawserService, route};
 use crate::attempts::Replay;
 use crate::deadline::Deadline;
@@ -26,10 +27,10 @@ fn drawn() -> String {
 
 /// What the owner of a session is asked, and how its answer is had.
 macro_rules! forward {
-    ($service:expr, $call:expr, $request:expr, $rpc:ident, $message:ident) => {{
-        let (service, call, request) = ($service, &$call, &$request);
+    ($service:expr, $caller:expr, $call:expr, $request:expr, $rpc:ident, $message:ident) => {{
+        let (service, tenant, call, request) = ($service, &$caller.tenant, &$call, &$request);
         let ask = |target: Target| {
-            let message = v1::$message { route: route(&target), request: Some(request.clone()) };
+            let message = v1::$message { route: route(tenant, &target), request: Some(request.clone()) };
             async move {
                 let answer = service.client(&target)?.$rpc(service.wire(message, call.deadline)).await;
                 answer.map(Response::into_inner).map_err(|status| fault(&status))
@@ -47,47 +48,79 @@ impl HawserService {
     pub(super) async fn open(
         &self,
         request: Request<v1::OpenSessionRequest>,
-    ) -> Result<v1::OpenSessionResponse, RouteError> {
+    ) -> Result<Response<v1::OpenSessionResponse>, RouteError> {
+        let caller = self.caller(&request)?;
         let deadline = self.call_deadline(&request);
         let mut request = request.into_inner();
         if request.session.is_empty() {
             request.session = drawn();
         }
-        let session = Some(Self::key(convert::session_id(&request.session)?));
+        let session = Some(self.session(&caller, &request.session)?);
         convert::optional_model(&request.model)?;
-        let _permit = self.admission.enter()?;
-        let model = request.model.clone();
-        let call = Call { session, model, prefix: None, to: To::Group, replay: Replay::Safe, deadline };
-        forward!(self, call, request, open_session, WorkerOpenSessionRequest)
+        let _permit = self.admission.enter(&caller, deadline).await?;
+        let beginning = Beginning {
+            caller: &caller,
+            session,
+            model: &request.model,
+            prefix: None,
+            replay: Replay::Safe,
+            deadline,
+        };
+        let ask = |session: Option<&SessionKey>, target: Target| {
+            let session = session.map_or_else(String::new, |key| key.session.to_string());
+            let request = Some(v1::OpenSessionRequest { session, ..request.clone() });
+            let message = v1::WorkerOpenSessionRequest { route: route(&caller.tenant, &target), request };
+            async move {
+                let opened = self.client(&target)?.open_session(self.wire(message, deadline)).await;
+                opened.map(Response::into_inner).map_err(|status| fault(&status))
+            }
+        };
+        let begun = self.begin(beginning, ask).await?;
+        let mut response = Response::new(begun.answer);
+        if let Some(session) = &begun.session {
+            self.announce(response.metadata_mut(), session);
+        }
+        Ok(response)
     }
 
     pub(super) async fn fork(
         &self,
         request: Request<v1::ForkSessionRequest>,
-    ) -> Result<v1::ForkSessionResponse, RouteError> {
+    ) -> Result<Response<v1::ForkSessionResponse>, RouteError> {
+        let caller = self.caller(&request)?;
         let deadline = self.call_deadline(&request);
         let mut request = request.into_inner();
-        let session = Self::key(convert::session_id(&request.session)?);
+        let session = self.session(&caller, &request.session)?;
         if request.fork.is_empty() {
             request.fork = drawn();
         }
-        convert::session_id(&request.fork)?;
-        let _permit = self.admission.enter()?;
+        let fork = self.session(&caller, &request.fork)?;
+        (request.session, request.fork) = (session.session.to_string(), fork.session.to_string());
+        let _permit = self.admission.enter(&caller, deadline).await?;
+        let opening = self.opening(&caller, &fork, deadline).await?;
         // A second try would find the id of the fork taken by the first.
         let call = to_owner(session, Replay::Never, deadline);
-        forward!(self, call, request, fork_session, WorkerForkSessionRequest)
+        let forked = forward!(self, caller, call, request, fork_session, WorkerForkSessionRequest)?;
+        if let Some(opening) = opening {
+            opening.settle();
+        }
+        let mut response = Response::new(forked);
+        self.announce(response.metadata_mut(), &fork);
+        Ok(response)
     }
 
     pub(super) async fn close(
         &self,
         request: Request<v1::CloseSessionRequest>,
     ) -> Result<v1::CloseSessionResponse, RouteError> {
+        let caller = self.caller(&request)?;
         let deadline = self.call_deadline(&request);
-        let request = request.into_inner();
-        let session = Self::key(convert::session_id(&request.session)?);
-        let _permit = self.admission.enter()?;
+        let mut request = request.into_inner();
+        let session = self.session(&caller, &request.session)?;
+        request.session = session.session.to_string();
+        let _permit = self.admission.enter(&caller, deadline).await?;
         let call = to_owner(session, Replay::Safe, deadline);
-        match forward!(self, call, request, close_session, WorkerCloseSessionRequest) {
+        match forward!(self, caller, call, request, close_session, WorkerCloseSessionRequest) {
             // Closing what is not there is done.
             Err(RouteError::UnknownSession { .. }) => Ok(v1::CloseSessionResponse { slots_freed: 0 }),
             closed => closed,
@@ -98,24 +131,28 @@ impl HawserService {
         &self,
         request: Request<v1::DescribeSessionRequest>,
     ) -> Result<v1::DescribeSessionResponse, RouteError> {
+        let caller = self.caller(&request)?;
         let deadline = self.call_deadline(&request);
-        let request = request.into_inner();
-        let session = Self::key(convert::session_id(&request.session)?);
-        let _permit = self.admission.enter()?;
+        let mut request = request.into_inner();
+        let session = self.session(&caller, &request.session)?;
+        request.session = session.session.to_string();
+        let _permit = self.admission.enter(&caller, deadline).await?;
         let call = to_owner(session, Replay::Safe, deadline);
-        forward!(self, call, request, describe_session, WorkerDescribeSessionRequest)
+        forward!(self, caller, call, request, describe_session, WorkerDescribeSessionRequest)
     }
 
     pub(super) async fn inspect(
         &self,
         request: Request<v1::InspectSessionRequest>,
     ) -> Result<v1::InspectSessionResponse, RouteError> {
+        let caller = self.caller(&request)?;
         let deadline = self.call_deadline(&request);
-        let request = request.into_inner();
-        let session = Self::key(convert::session_id(&request.session)?);
-        let _permit = self.admission.enter()?;
+        let mut request = request.into_inner();
+        let session = self.session(&caller, &request.session)?;
+        request.session = session.session.to_string();
+        let _permit = self.admission.enter(&caller, deadline).await?;
         let call = to_owner(session, Replay::Safe, deadline);
-        forward!(self, call, request, inspect_session, WorkerInspectSessionRequest)
+        forward!(self, caller, call, request, inspect_session, WorkerInspectSessionRequest)
     }
 
     /// Every group is asked. One that does not answer in time makes the list incomplete, which it says.
@@ -123,14 +160,16 @@ impl HawserService {
         &self,
         request: Request<v1::ListSessionsRequest>,
     ) -> Result<v1::ListSessionsResponse, RouteError> {
+        let caller = self.caller(&request)?;
         let deadline = self.call_deadline(&request);
         let limit = match request.into_inner().limit {
             0 => MAX_LISTED,
             limit => limit.min(MAX_LISTED),
         };
-        let _permit = self.admission.enter()?;
+        let _permit = self.admission.enter(&caller, deadline).await?;
         let groups = self.placer.view.groups();
-        let answers = groups.into_iter().map(|group| self.sessions_of(group, limit, deadline));
+        let tenant = &caller.tenant;
+        let answers = groups.into_iter().map(|group| self.sessions_of(tenant, group, limit, deadline));
         let mut answers = stream::iter(answers).buffer_unordered(FAN_OUT);
         let (mut sessions, mut truncated) = (Vec::new(), false);
         while let Some(answer) = answers.next().await {
@@ -150,13 +189,14 @@ impl HawserService {
 
     async fn sessions_of(
         &self,
+        tenant: &TenantId,
         group: GroupRecord,
         limit: u32,
         deadline: Deadline,
     ) -> Option<v1::ListSessionsResponse> {
         let target = self.placer.view.target(&group.owner())?;
         let request = Some(v1::ListSessionsRequest { limit });
-        let message = v1::WorkerListSessionsRequest { route: route(&target), request };
+        let message = v1::WorkerListSessionsRequest { route: route(tenant, &target), request };
         let asked = async {
             let listed = self.client(&target)?.list_sessions(self.wire(message, deadline)).await;
             listed.map(Response::into_inner).map_err(|status| fault(&status))

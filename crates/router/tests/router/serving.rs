@@ -33,11 +33,9 @@ async fn refusals_say_what_to_do() {
     assert_eq!(illegal.code, ErrorCode::Invalid);
     let endless = turn(&mut client, ask("s", &"m".repeat(1000))).await.unwrap_err();
     assert_eq!(endless.code, ErrorCode::Invalid);
-    // After the first turn the session's model is known, and another one is refused.
+    // After the first turn the session's model is known.
     assert_eq!(turn(&mut client, ask("s", "small")).await.unwrap().group, "g0");
     assert_eq!(turn(&mut client, ask("s", "")).await.unwrap().group, "g0");
-    let wrong = turn(&mut client, ask("s", "large")).await.unwrap_err();
-    assert_eq!(wrong.code, ErrorCode::Invalid);
     assert_eq!(turn(&mut client, ask("t", "large")).await.unwrap().group, "g1");
 }
 

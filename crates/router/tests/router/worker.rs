@@ -1,6 +1,7 @@
 //! A worker whose turns are made up, but whose registration, claims and connections are real.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,13 +11,14 @@ use futures_util::stream::{self, StreamExt as _};
 use hawser_common::clock::Clock;
 use hawser_common::group::{Capacity, GroupRecord, Owner};
 use hawser_common::tasks::Tasks;
-use hawser_common::{Coded, Epoch, ErrorCode, GroupId, SessionId, SessionKey, TenantId};
+use hawser_common::tls::ServerTls;
+use hawser_common::{Coded, Epoch, ErrorCode, GroupId, Keepalive, SessionId, SessionKey};
 use hawser_placement::{Registration, RegistrationHandle, Store};
 use hawser_proto::fault::Origin;
 use hawser_proto::v1::generate_response::Frame;
 use hawser_proto::v1::worker_server::{Worker, WorkerServer};
-use hawser_proto::{Fault, convert, status, v1};
-use tokio::sync::watch;
+use hawser_proto::{Fault, convert, status, transport, v1};
+use tokio::sync::{Notify, watch};
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
@@ -48,6 +50,8 @@ pub(crate) enum Then {
     Finish,
     /// Go on for ever without a frame.
     Hang,
+    /// Say nothing until the worker is told to go on, then finish.
+    Pause,
     /// End the stream without a result.
     Stop,
     Fail(ErrorCode),
@@ -68,6 +72,15 @@ impl Default for Script {
     }
 }
 
+/// How a worker listens.
+#[derive(Default)]
+pub(crate) struct Listening {
+    pub(crate) tls: ServerTls,
+    pub(crate) keepalive: Keepalive,
+    /// What it registers, from where it listens.
+    pub(crate) advertise: Option<Box<dyn Fn(SocketAddr) -> String + Send + Sync>>,
+}
+
 /// What the outside can see of a fake worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Seen {
@@ -81,9 +94,12 @@ pub(crate) struct Seen {
 #[derive(Clone)]
 pub(crate) struct FakeWorker {
     pub(crate) registration: RegistrationHandle,
+    model: String,
     script: Arc<Mutex<Script>>,
-    sessions: Arc<Mutex<HashMap<String, u32>>>,
+    sessions: Arc<Mutex<HashMap<SessionKey, u32>>>,
     pub(crate) seen: watch::Sender<Seen>,
+    /// Ends the pauses.
+    pub(crate) go_on: Arc<Notify>,
     runtime: Arc<Mutex<Option<tokio::runtime::Runtime>>>,
 }
 
@@ -95,6 +111,17 @@ fn fault(code: ErrorCode, owner: Option<Owner>) -> Status {
 impl FakeWorker {
     /// A worker with a runtime of its own, so that it can be killed with all its connections.
     pub(crate) async fn start(id: &str, model: &str, store: Arc<dyn Store>, tasks: &Tasks) -> Self {
+        Self::secured(id, model, store, tasks, &Listening::default()).await
+    }
+
+    /// A worker that listens as it is told.
+    pub(crate) async fn secured(
+        id: &str,
+        model: &str,
+        store: Arc<dyn Store>,
+        tasks: &Tasks,
+        listening: &Listening,
+    ) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let incoming = {
@@ -104,7 +131,10 @@ impl FakeWorker {
         let record = GroupRecord {
             id: GroupId::parse(id).unwrap(),
             model: model.to_owned(),
-            address: format!("http://{}", incoming.local_addr().unwrap()),
+            address: match &listening.advertise {
+                Some(advertise) => advertise(incoming.local_addr().unwrap()),
+                None => format!("http://{}", incoming.local_addr().unwrap()),
+            },
             tp: 1,
             epoch: Epoch(0),
             capacity: Capacity { slots_total: 1000, slots_free: 1000, ..Capacity::default() },
@@ -113,12 +143,15 @@ impl FakeWorker {
         let registration = Registration::start(store, Clock::system(), tasks, record, TTL).await.unwrap();
         let worker = Self {
             registration,
+            model: model.to_owned(),
             script: Arc::default(),
             sessions: Arc::default(),
             seen: watch::Sender::new(Seen::default()),
+            go_on: Arc::default(),
             runtime: Arc::default(),
         };
-        let server = tonic::transport::Server::builder().add_service(WorkerServer::new(worker.clone()));
+        let mut server = transport::server(&listening.tls, listening.keepalive).unwrap();
+        let server = server.add_service(WorkerServer::new(worker.clone()));
         runtime.handle().spawn(server.serve_with_incoming(incoming));
         *worker.runtime.lock().unwrap() = Some(runtime);
         worker
@@ -146,8 +179,10 @@ impl FakeWorker {
         *tokio::time::timeout(limit, seen.wait_for(done)).await.expect("the worker never saw it").unwrap()
     }
 
-    fn key(session: &str) -> SessionKey {
-        SessionKey { tenant: TenantId::single(), session: SessionId::parse(session).unwrap() }
+    /// The session that a route and an id name.
+    fn key(route: Option<&v1::Route>, session: &str) -> Result<SessionKey, Status> {
+        let (tenant, _) = convert::route(route).map_err(|error| status(&error))?;
+        Ok(SessionKey { tenant, session: SessionId::parse(session).unwrap() })
     }
 
     /// What a worker does before a session's first turn, or any other.
@@ -163,15 +198,19 @@ impl FakeWorker {
         if session.is_empty() {
             return Ok(());
         }
-        match self.registration.claim(Self::key(session)).await {
+        match self.registration.claim(Self::key(route, session)?).await {
             Ok(_) => Ok(()),
             Err(error) => Err(fault(error.code(), error.owner().cloned())),
         }
     }
 
-    fn info(&self, session: &str) -> v1::SessionInfo {
-        let turns = self.sessions.lock().unwrap().get(session).copied().unwrap_or(0);
-        v1::SessionInfo { id: session.to_owned(), group: self.id(), turns, ..Default::default() }
+    fn serves(&self, model: &str) -> Result<(), Status> {
+        if model.is_empty() || model == self.model { Ok(()) } else { Err(fault(ErrorCode::NotFound, None)) }
+    }
+
+    fn info(&self, key: &SessionKey) -> v1::SessionInfo {
+        let turns = self.sessions.lock().unwrap().get(key).copied().unwrap_or(0);
+        v1::SessionInfo { id: key.session.to_string(), group: self.id(), turns, ..Default::default() }
     }
 }
 
@@ -251,11 +290,18 @@ impl Worker for FakeWorker {
         if let Some(code) = script.refuse {
             return Err(fault(code, None));
         }
+        self.serves(&request.model)?;
         self.own(message.route.as_ref(), &request.session).await?;
         let parsed = convert::turn_request(request.clone()).map_err(|error| status(&error))?;
-        let known = self.sessions.lock().unwrap().contains_key(&request.session);
-        if parsed.extent == hawser_common::request::Extent::Delta && !known {
-            self.registration.release(Self::key(&request.session)).await;
+        let key = match request.session.as_str() {
+            "" => None,
+            session => Some(Self::key(message.route.as_ref(), session)?),
+        };
+        if let Some(key) = &key
+            && parsed.extent == hawser_common::request::Extent::Delta
+            && !self.sessions.lock().unwrap().contains_key(key)
+        {
+            self.registration.release(key.clone()).await;
             return Err(fault(ErrorCode::SessionLost, None));
         }
         let point = message.continue_from.filter(|_| !script.is_old);
@@ -281,12 +327,23 @@ impl Worker for FakeWorker {
         let rest = match script.then {
             Then::Finish => {
                 let mut sessions = self.sessions.lock().unwrap();
-                let turns = sessions.entry(request.session).or_default();
-                *turns += 1;
-                frames.push(frame(Frame::Finished(v1::Finished { turn: *turns, ..Default::default() })));
+                let turn = key.map_or(1, |key| {
+                    let turns = sessions.entry(key).or_default();
+                    *turns += 1;
+                    *turns
+                });
+                frames.push(frame(Frame::Finished(v1::Finished { turn, ..Default::default() })));
                 stream::empty().boxed()
             }
             Then::Hang => stream::pending().boxed(),
+            Then::Pause => {
+                let go_on = Arc::clone(&self.go_on);
+                let end = async move {
+                    go_on.notified().await;
+                    frame(Frame::Finished(v1::Finished { turn: 1, ..Default::default() }))
+                };
+                stream::once(end).boxed()
+            }
             Then::Stop => stream::empty().boxed(),
             Then::Fail(code) => stream::iter([Err(fault(code, None))]).boxed(),
         };
@@ -310,10 +367,12 @@ impl Worker for FakeWorker {
             return Err(fault(code, None));
         }
         let message = request.into_inner();
-        let session = message.request.unwrap().session;
-        self.own(message.route.as_ref(), &session).await?;
-        self.sessions.lock().unwrap().entry(session.clone()).or_default();
-        Ok(Response::new(v1::OpenSessionResponse { session: Some(self.info(&session)) }))
+        let request = message.request.unwrap();
+        self.serves(&request.model)?;
+        self.own(message.route.as_ref(), &request.session).await?;
+        let key = Self::key(message.route.as_ref(), &request.session)?;
+        self.sessions.lock().unwrap().entry(key.clone()).or_default();
+        Ok(Response::new(v1::OpenSessionResponse { session: Some(self.info(&key)) }))
     }
 
     async fn fork_session(
@@ -323,17 +382,19 @@ impl Worker for FakeWorker {
         let message = request.into_inner();
         let fork = message.request.unwrap().fork;
         self.own(message.route.as_ref(), &fork).await?;
-        self.sessions.lock().unwrap().entry(fork.clone()).or_default();
-        Ok(Response::new(v1::ForkSessionResponse { session: Some(self.info(&fork)) }))
+        let key = Self::key(message.route.as_ref(), &fork)?;
+        self.sessions.lock().unwrap().entry(key.clone()).or_default();
+        Ok(Response::new(v1::ForkSessionResponse { session: Some(self.info(&key)) }))
     }
 
     async fn close_session(
         &self,
         request: Request<v1::WorkerCloseSessionRequest>,
     ) -> Result<Response<v1::CloseSessionResponse>, Status> {
-        let session = request.into_inner().request.unwrap().session;
-        self.sessions.lock().unwrap().remove(&session);
-        self.registration.release(Self::key(&session)).await;
+        let message = request.into_inner();
+        let key = Self::key(message.route.as_ref(), &message.request.unwrap().session)?;
+        self.sessions.lock().unwrap().remove(&key);
+        self.registration.release(key).await;
         Ok(Response::new(v1::CloseSessionResponse { slots_freed: 7 }))
     }
 
@@ -341,25 +402,28 @@ impl Worker for FakeWorker {
         &self,
         request: Request<v1::WorkerDescribeSessionRequest>,
     ) -> Result<Response<v1::DescribeSessionResponse>, Status> {
-        let session = request.into_inner().request.unwrap().session;
-        Ok(Response::new(v1::DescribeSessionResponse { session: Some(self.info(&session)) }))
+        let message = request.into_inner();
+        let key = Self::key(message.route.as_ref(), &message.request.unwrap().session)?;
+        Ok(Response::new(v1::DescribeSessionResponse { session: Some(self.info(&key)) }))
     }
 
     async fn inspect_session(
         &self,
         request: Request<v1::WorkerInspectSessionRequest>,
     ) -> Result<Response<v1::InspectSessionResponse>, Status> {
-        let session = request.into_inner().request.unwrap().session;
-        let session = Some(self.info(&session));
+        let message = request.into_inner();
+        let key = Self::key(message.route.as_ref(), &message.request.unwrap().session)?;
+        let session = Some(self.info(&key));
         Ok(Response::new(v1::InspectSessionResponse { session, ..Default::default() }))
     }
 
     async fn list_sessions(
         &self,
-        _request: Request<v1::WorkerListSessionsRequest>,
+        request: Request<v1::WorkerListSessionsRequest>,
     ) -> Result<Response<v1::ListSessionsResponse>, Status> {
-        let ids: Vec<_> = self.sessions.lock().unwrap().keys().cloned().collect();
-        let sessions = ids.iter().map(|id| self.info(id)).collect();
+        let (tenant, _) = convert::route(request.get_ref().route.as_ref()).map_err(|error| status(&error))?;
+        let keys: Vec<_> = self.sessions.lock().unwrap().keys().cloned().collect();
+        let sessions = keys.iter().filter(|key| key.tenant == tenant).map(|key| self.info(key)).collect();
         Ok(Response::new(v1::ListSessionsResponse { sessions, truncated: false }))
     }
 
