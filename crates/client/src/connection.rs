@@ -41,8 +41,14 @@ impl Client {
             .connect()
             .await
             .map_err(|error| ClientError::Connect { uri: uri.clone(), cause: innermost(&error) })?;
+        Ok(Self::over(channel, &uri))
+    }
+
+    /// A client over a channel of the caller's, which leads to `uri`.
+    #[must_use]
+    pub fn over(channel: Channel, uri: &str) -> Self {
         let rpc = HawserClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        Ok(Self { rpc, uri: uri.into(), trace: TraceParent::default() })
+        Self { rpc, uri: uri.into(), trace: TraceParent::default() }
     }
 
     /// Where this client connects to.

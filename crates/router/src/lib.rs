@@ -28,5 +28,6 @@ pub(crate) mod view;
 pub use error::RouteError;
 pub use metrics::METRICS;
 pub use options::{InvalidOptions, RouterOptions};
-pub use router::{Router, RouterHandle, StartError};
+pub use router::{Network, Router, RouterHandle, StartError};
 pub use store_service::StoreService;
+pub use upstream::Dial;

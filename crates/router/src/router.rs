@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::Stream;
 use hawser_common::clock::Clock;
 use hawser_common::tasks::Tasks;
 use hawser_common::telemetry::Telemetry;
@@ -17,11 +18,12 @@ use hawser_proto::v1::hawser_server::HawserServer;
 use hawser_proto::v1::store_server::StoreServer;
 use hawser_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES};
 use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
+use tonic::transport::server::{Connected, TcpIncoming};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tracing::{error, info};
@@ -34,7 +36,7 @@ use crate::options::{InvalidOptions, RouterOptions};
 use crate::place::Placer;
 use crate::service::HawserService;
 use crate::store_service::StoreService;
-use crate::upstream::Upstream;
+use crate::upstream::{Dial, Upstream};
 use crate::view::View;
 
 /// Windows of the public side: room for a long conversation in one flight.
@@ -66,6 +68,16 @@ impl Coded for StartError {
             Self::Reflection(_) => ErrorCode::Internal,
         }
     }
+}
+
+/// What a router listens on and how it reaches the leaders.
+#[derive(Debug)]
+pub struct Network<I> {
+    /// What [`RouterHandle::addr`] says.
+    pub addr: SocketAddr,
+    /// Connections of clients.
+    pub incoming: I,
+    pub dial: Dial,
 }
 
 /// Starts routers.
@@ -103,10 +115,30 @@ impl Router {
         let listen = |source| StartError::Listen { address, source };
         let incoming = TcpIncoming::bind(address).map_err(listen)?.with_nodelay(Some(true));
         let addr = incoming.local_addr().map_err(listen)?;
+        let network = Network { addr, incoming, dial: Dial::tcp() };
+        Self::serve(options, (store, served), clock, telemetry, network)
+    }
 
+    /// The same, over a network of the caller's.
+    ///
+    /// # Errors
+    /// [`StartError`]: nothing is left running.
+    pub fn serve<I, IO>(
+        options: &RouterOptions,
+        (store, served): (Arc<dyn Store>, Option<Arc<EmbeddedStore>>),
+        clock: Clock,
+        telemetry: &Telemetry,
+        network: Network<I>,
+    ) -> Result<RouterHandle, StartError>
+    where
+        I: Stream<Item = std::io::Result<IO>> + Send + 'static,
+        IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    {
+        options.validate()?;
+        let Network { addr, incoming, dial } = network;
         let seed = options.seed.unwrap_or_else(rand::random);
         let view = Arc::new(View::new(clock.clone(), options.max_sessions, seed));
-        let upstream = Arc::new(Upstream::new(options.connect_timeout()));
+        let upstream = Arc::new(Upstream::new(options.connect_timeout(), dial));
         let (tasks, closing, cut) = (Tasks::new(), CancellationToken::new(), CancellationToken::new());
         let metrics = RouterMetrics::new(&telemetry.meter);
         let followed =

@@ -1,7 +1,8 @@
 //! Connections to the leaders: one channel per address, made on first use, kept while its group is registered.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, PoisonError};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hawser_common::ErrorCode;
@@ -19,15 +20,39 @@ const CONNECTION_WINDOW: u32 = 64 << 20;
 const KEEPALIVE: Duration = Duration::from_secs(15);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Makes a channel to an endpoint, which connects with its first call. A test may put a network of its own here.
+#[derive(Clone)]
+pub struct Dial(Arc<dyn Fn(&Endpoint) -> Channel + Send + Sync>);
+
+impl Dial {
+    /// Over TCP.
+    #[must_use]
+    pub fn tcp() -> Self {
+        Self::new(Endpoint::connect_lazy)
+    }
+
+    #[must_use]
+    pub fn new(dial: impl Fn(&Endpoint) -> Channel + Send + Sync + 'static) -> Self {
+        Self(Arc::new(dial))
+    }
+}
+
+impl fmt::Debug for Dial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Dial").finish()
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Upstream {
     channels: Mutex<HashMap<String, Channel>>,
     connect_timeout: Duration,
+    dial: Dial,
 }
 
 impl Upstream {
-    pub(crate) fn new(connect_timeout: Duration) -> Self {
-        Self { channels: Mutex::default(), connect_timeout }
+    pub(crate) fn new(connect_timeout: Duration, dial: Dial) -> Self {
+        Self { channels: Mutex::default(), connect_timeout, dial }
     }
 
     /// A client of the leader at `address`. Connecting happens with the first call.
@@ -63,14 +88,14 @@ impl Upstream {
             retry_after: None,
             origin: Origin::Connect,
         })?;
-        Ok(endpoint
+        let endpoint = endpoint
             .connect_timeout(self.connect_timeout)
             .tcp_nodelay(true)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .http2_keep_alive_interval(KEEPALIVE)
             .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-            .keep_alive_while_idle(true)
-            .connect_lazy())
+            .keep_alive_while_idle(true);
+        Ok((self.dial.0)(&endpoint))
     }
 }
