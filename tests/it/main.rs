@@ -13,5 +13,6 @@ mod process;
 mod processes;
 mod ranks;
 mod retention;
+mod simulated;
 mod telemetry;
 mod turns;

@@ -22,6 +22,7 @@ pub(crate) mod relay;
 mod router;
 mod service;
 mod store_service;
+mod strategy;
 pub(crate) mod upstream;
 pub(crate) mod view;
 
@@ -30,4 +31,5 @@ pub use metrics::METRICS;
 pub use options::{InvalidOptions, RouterOptions};
 pub use router::{Network, Router, RouterHandle, StartError};
 pub use store_service::StoreService;
+pub use strategy::Strategy;
 pub use upstream::Dial;

@@ -7,6 +7,8 @@ use hawser_common::{Coded, ErrorCode};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::strategy::Strategy;
+
 /// What a router can be told. Times are in milliseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -28,6 +30,9 @@ pub struct RouterOptions {
     pub owner_wait_ms: u64,
     /// Seed of the random choices; drawn if absent.
     pub seed: Option<u64>,
+    /// How calls without an owner are placed: no key, but set by benchmarks that compare.
+    #[serde(skip)]
+    pub strategy: Strategy,
 }
 
 impl Default for RouterOptions {
@@ -41,6 +46,7 @@ impl Default for RouterOptions {
             call_timeout_ms: 10_000,
             owner_wait_ms: 30_000,
             seed: None,
+            strategy: Strategy::Balanced,
         }
     }
 }

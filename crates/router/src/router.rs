@@ -138,6 +138,7 @@ impl Router {
         let Network { addr, incoming, dial } = network;
         let seed = options.seed.unwrap_or_else(rand::random);
         let view = Arc::new(View::new(clock.clone(), options.max_sessions, seed));
+        view.place_by(options.strategy);
         let upstream = Arc::new(Upstream::new(options.connect_timeout(), dial));
         let (tasks, closing, cut) = (Tasks::new(), CancellationToken::new(), CancellationToken::new());
         let metrics = RouterMetrics::new(&telemetry.meter);
@@ -225,6 +226,12 @@ impl RouterHandle {
     #[must_use]
     pub fn loads(&self) -> Vec<(hawser_common::GroupId, u32)> {
         self.view.loads()
+    }
+
+    /// Sessions whose owner this router knows.
+    #[must_use]
+    pub fn sessions(&self) -> usize {
+        self.view.sessions()
     }
 
     /// Waits until the view satisfies what was asked for: that `groups` are registered. `false` after `limit`.

@@ -15,9 +15,9 @@ use rand::rngs::StdRng;
 use tokio::sync::watch;
 
 use crate::affinity::Affinity;
-use crate::balance;
 use crate::error::RouteError;
 use crate::fleet::{Fleet, Load, Member};
+use crate::strategy::{Choice, Strategy};
 
 /// Where a call is sent.
 #[derive(Clone, Debug)]
@@ -66,6 +66,9 @@ struct Known {
     rng: StdRng,
     /// When the store was last heard.
     heard: Option<Tick>,
+    strategy: Strategy,
+    /// Choices made so far.
+    choices: u64,
 }
 
 impl Known {
@@ -88,8 +91,19 @@ impl Known {
 impl View {
     pub(crate) fn new(clock: Clock, max_sessions: usize, seed: u64) -> Self {
         let (affinity, fleet) = (Affinity::new(max_sessions), Fleet::default());
-        let known = Mutex::new(Known { affinity, fleet, rng: StdRng::seed_from_u64(seed), heard: None });
+        let (rng, strategy) = (StdRng::seed_from_u64(seed), Strategy::default());
+        let known = Mutex::new(Known { affinity, fleet, rng, heard: None, strategy, choices: 0 });
         Self { known, max_sessions, clock, updates: watch::Sender::new(0) }
+    }
+
+    /// Places calls without an owner in another way than usual.
+    pub(crate) fn place_by(&self, strategy: Strategy) {
+        self.lock().strategy = strategy;
+    }
+
+    /// Sessions whose owner is known.
+    pub(crate) fn sessions(&self) -> usize {
+        self.lock().affinity.len()
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -130,7 +144,7 @@ impl View {
     /// The owner of the session if it has one, else a group that may take it.
     pub(crate) fn choose(&self, wanted: Wanted<'_>) -> Result<Target, RouteError> {
         let mut known = self.lock();
-        let Known { affinity, fleet, rng, .. } = &mut *known;
+        let Known { affinity, fleet, rng, strategy, choices, .. } = &mut *known;
         if fleet.is_empty() {
             return Err(RouteError::NoGroups);
         }
@@ -157,7 +171,9 @@ impl View {
             serves && !record.draining && !wanted.excluded.contains(&record.id)
         };
         let candidates = fleet.members().filter(may).collect();
-        match balance::choose(candidates, self.clock.now(), rng) {
+        let turn = std::mem::replace(choices, choices.wrapping_add(1));
+        let choice = Choice { candidates, session: wanted.session, turn, now: self.clock.now() };
+        match strategy.choose(choice, rng) {
             Some(member) => Ok(Target::of(member, false)),
             None => Err(RouteError::NoneLeft { tried: wanted.excluded.len() }),
         }

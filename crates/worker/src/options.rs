@@ -9,6 +9,8 @@ use hawser_common::{Coded, ErrorCode, GroupId};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::simulated::SimulatedOptions;
+
 /// How KV rows are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -18,12 +20,25 @@ pub enum KvType {
     Bf16,
 }
 
+/// What computes a group's steps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineKind {
+    /// The checkpoint of `model`.
+    #[default]
+    Model,
+    /// No model at all: steps take the time that `simulated` says, and tokens are a hash of those before.
+    Simulated,
+}
+
 /// One worker group. Read once, validated before anything is opened.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkerOptions {
     /// Name of the group in the cluster: `[A-Za-z0-9._:-]`.
     pub group: String,
+    /// What computes.
+    pub engine: EngineKind,
     /// A `.gguf` file, or a directory with `config.json` and safetensors.
     pub model: PathBuf,
     /// Name that requests use; empty: the checkpoint's own.
@@ -80,12 +95,15 @@ pub struct WorkerOptions {
     pub share_prefixes: bool,
     /// What sessions keep that choose nothing themselves.
     pub retention: Retention,
+    /// Times and answers of the simulated engine.
+    pub simulated: SimulatedOptions,
 }
 
 impl Default for WorkerOptions {
     fn default() -> Self {
         Self {
             group: "group-0".to_owned(),
+            engine: EngineKind::Model,
             model: PathBuf::new(),
             model_name: String::new(),
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -113,6 +131,7 @@ impl Default for WorkerOptions {
             lease_ttl_ms: 10_000,
             share_prefixes: true,
             retention: Retention::default(),
+            simulated: SimulatedOptions::default(),
         }
     }
 }
@@ -128,6 +147,8 @@ pub enum InvalidOptions {
     Retention(#[from] InvalidRetention),
     #[error("{key} is {found}; allowed is {allowed}")]
     Value { key: &'static str, found: u64, allowed: &'static str },
+    #[error("simulated.time_scale is {found}; allowed is 0 to 1000")]
+    TimeScale { found: f64 },
 }
 
 impl Coded for InvalidOptions {
@@ -140,7 +161,8 @@ impl WorkerOptions {
     /// # Errors
     /// [`InvalidOptions`] names the first key out of its bounds.
     pub fn validate(&self) -> Result<(), InvalidOptions> {
-        if self.model.as_os_str().is_empty() {
+        let simulated = self.engine == EngineKind::Simulated;
+        if self.model.as_os_str().is_empty() && !simulated {
             return Err(InvalidOptions::NoModel);
         }
         GroupId::parse(&self.group)?;
@@ -157,6 +179,8 @@ impl WorkerOptions {
         check("world", self.world, (1..=64).contains(&self.world), "1 to 64")?;
         check("rank", self.rank, self.rank < self.world, "below world")?;
         check("tp", self.tp, self.world == 1 || self.tp == 1, "1 where the group has several processes")?;
+        let one_rank = !simulated || self.tp.max(self.world) == 1;
+        check("tp", self.tp.max(self.world), one_rank, "1 with the simulated engine, as is world")?;
         let meets = self.world == 1 || !self.rendezvous.is_empty();
         check("world", self.world, meets, "1, or more with worker.rendezvous set")?;
         let patience = usize::try_from(self.rank_timeout_ms).unwrap_or(usize::MAX);
@@ -169,7 +193,8 @@ impl WorkerOptions {
         check("stream_buffer", self.stream_buffer, (1..=65_536).contains(&self.stream_buffer), "1 to 65536")?;
         let ttl = usize::try_from(self.lease_ttl_ms).unwrap_or(usize::MAX);
         check("lease_ttl_ms", ttl, (500..=600_000).contains(&ttl), "500 to 600000")?;
-        Ok(self.retention.validate()?)
+        self.retention.validate()?;
+        self.simulated.validate()
     }
 
     /// Threads of a step.

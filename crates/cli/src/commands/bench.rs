@@ -1,4 +1,4 @@
-//! `hawser bench`: what the engine reaches on this machine, and what the machine allows.
+//! `hawser bench`: what the engine and the cluster reach on this machine, and what the machine allows.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use hawser_model::checkpoint::Checkpoint;
 use hawser_model::layers::Model;
 use serde::Serialize;
 
-use super::bench_retention;
+use super::{bench_cluster, bench_retention};
 use crate::args::Global;
 use crate::console::{bold, bytes, count, counted, error, line, time};
 use crate::models;
@@ -45,6 +45,9 @@ enum What {
     /// One long session under retention policies: time, rows read and slots held
     #[command(after_help = bench_retention::EXAMPLES)]
     Retention(bench_retention::Options),
+    /// Routers, placement and simulated groups under the load of many agents
+    #[command(after_help = bench_cluster::EXAMPLES)]
+    Cluster(bench_cluster::Options),
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -95,6 +98,7 @@ pub fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     let options = match &options.what {
         What::Engine(options) => options,
         What::Retention(options) => return bench_retention::run(global, options),
+        What::Cluster(options) => return bench_cluster::run(options),
     };
     let path = models::resolve(&options.model, &global.model_dir)?;
     let clock = Clock::system();

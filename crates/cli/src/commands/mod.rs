@@ -1,6 +1,7 @@
 //! The subcommands: one module each, with its options and what it does.
 
 pub mod bench;
+mod bench_cluster;
 mod bench_retention;
 pub mod chat;
 pub mod config;

@@ -39,6 +39,12 @@ pub struct Options {
     /// A .gguf file, a checkpoint directory, or a name in the folder of models [default: smollm2-135m]
     #[arg(long, value_name = "MODEL")]
     model: Option<PathBuf>,
+    /// What computes: `model`, or `simulated` for tests without a checkpoint [default: model]
+    #[arg(long, value_name = "ENGINE")]
+    engine: Option<String>,
+    /// Tokens that the KV pool holds, instead of memory
+    #[arg(long, value_name = "TOKENS", conflicts_with = "kv_memory_mib")]
+    slots: Option<usize>,
     /// URI of the router to join [default: http://127.0.0.1:7070]
     #[arg(long, visible_alias = "server", value_name = "URI")]
     router: Option<String>,
@@ -80,13 +86,15 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     flags.set("worker.listen", options.listen.map(|address| address.to_string()));
     flags.set("worker.threads", options.threads);
     flags.set("worker.kv_memory_mib", options.kv_memory_mib);
+    flags.set("worker.engine", options.engine.clone());
+    flags.set("worker.kv_slots", options.slots);
     flags.set("worker.tp", options.tp);
     flags.set("worker.rank", options.rank);
     flags.set("worker.world", options.world);
     flags.set("worker.rendezvous", options.rendezvous.clone());
     let mut config = Config::load(global, flags)?;
     config.validate()?;
-    config.worker.model = models::resolve(&config.worker.model, &global.model_dir)?;
+    config.worker.model = models::of_worker(&config.worker, &global.model_dir)?;
     config.print();
     let pipeline = observe(global, &config, "worker", "info").await?;
     let served = serve(config, pipeline.telemetry()).await;
@@ -151,7 +159,7 @@ async fn known_to(router: &Client, group: &WorkerHandle) -> bool {
 
 async fn start(config: &Config, telemetry: &Telemetry) -> anyhow::Result<(WorkerHandle, Option<Client>)> {
     let (store, router) = placing::of_worker(config).await?;
-    announce_loading(&config.worker.model, 1);
+    announce_loading(&config.worker, 1);
     let started = Worker::start_observed(config.worker.clone(), store, Clock::system(), telemetry).await;
     let group = started.with_context(|| format!("cannot start group {}", config.worker.group))?;
     Ok((group, router))

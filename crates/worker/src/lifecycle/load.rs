@@ -18,9 +18,10 @@ use hawser_model::text::{ChatTemplate, TemplateError};
 use hawser_proto::v1;
 use thiserror::Error;
 
-use crate::options::{KvType, WorkerOptions};
+use crate::options::{EngineKind, KvType, WorkerOptions};
 use crate::ranks::{Formation, Processes, RankWatch, Threads};
 use crate::session::Text;
+use crate::simulated::{self, SimulatedFormation, SimulatedTextError};
 
 /// Fewest slots worth serving with, the dead slot included.
 const MIN_SLOTS: usize = 64;
@@ -44,6 +45,8 @@ pub enum LoadError {
     Context { asked: usize, most: usize },
     #[error("kv_memory_mib = {mib} has room for {slots} tokens; give the pool more memory, or set kv_slots")]
     PoolTooSmall { mib: usize, slots: usize },
+    #[error("the simulated model has no text: {0}")]
+    SimulatedText(#[from] SimulatedTextError),
 }
 
 impl Coded for LoadError {
@@ -89,6 +92,52 @@ pub(super) struct Loaded {
 /// # Errors
 /// [`LoadError`] names the file and what in it is wrong.
 pub(super) fn load(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> Result<Loaded, LoadError> {
+    match options.engine {
+        EngineKind::Model => load_model(options, clock, tracer),
+        EngineKind::Simulated => simulate(options, clock),
+    }
+}
+
+/// Everything but a model: nothing is read, and no KV rows are allocated.
+fn simulate(options: &WorkerOptions, clock: &Clock) -> Result<Loaded, LoadError> {
+    let started = clock.now();
+    let or = |asked: usize, default| if asked > 0 { asked } else { default };
+    let slots = or(options.kv_slots, simulated::DEFAULT_SLOTS);
+    let context = or(options.context_tokens, simulated::DEFAULT_CONTEXT);
+    let name = if options.model_name.is_empty() { simulated::NAME } else { &options.model_name };
+    let formation =
+        SimulatedFormation { options: options.simulated.clone(), slots: slots + options.archive_slots };
+    let info = v1::ModelInfo {
+        name: name.to_owned(),
+        architecture: simulated::NAME.to_owned(),
+        context_tokens: u32::try_from(context).unwrap_or(u32::MAX),
+        digest: simulated::NAME.to_owned(),
+        groups: 1,
+    };
+    let text = simulated::text()?;
+    let report = LoadReport {
+        model: name.to_owned(),
+        architecture: simulated::NAME.to_owned(),
+        weight_bytes: 0,
+        kv_bytes: 0,
+        slots: slots - 1,
+        context,
+        threads: 1,
+        elapsed: clock.now().since(started),
+    };
+    Ok(Loaded {
+        formation: Box::new(formation),
+        text,
+        end_ids: vec![simulated::END],
+        context,
+        slots,
+        archive_slots: options.archive_slots,
+        model: info,
+        report,
+    })
+}
+
+fn load_model(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> Result<Loaded, LoadError> {
     let started = clock.now();
     let checkpoint = Checkpoint::open(&options.model)?;
     let config = checkpoint.config().clone();

@@ -5,6 +5,7 @@
 //! ends the group instead of leaving a command out.
 
 mod command;
+mod engine;
 mod follower;
 mod formation;
 mod leader;
@@ -17,6 +18,7 @@ mod threads;
 mod traced;
 
 pub use command::{Command, CommandError, Scoring, Work};
+pub use engine::Engine;
 pub use follower::follow;
 pub use formation::{FormError, Formation};
 pub use leader::Leader;

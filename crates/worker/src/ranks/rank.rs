@@ -5,13 +5,14 @@
 
 use hawser_common::{Coded, ErrorCode};
 use hawser_device::collective::{CollectiveError, StepTag};
-use hawser_model::executor::{Batch, Executor, LogitRows, Logits, Scores, Sequence, StepError};
+use hawser_model::executor::{Batch, LogitRows, Logits, Scores, Sequence, StepError};
 use thiserror::Error;
 
 use super::command::{Command, CommandError, Scoring, Work};
+use super::engine::Engine;
 use super::tables::{Table, Tables};
 use super::traced::{RankWatch, Spans};
-use crate::scheduler::{RankChange, StepPlan};
+use crate::scheduler::StepPlan;
 
 /// Why a rank cannot go on. The group is over.
 #[derive(Debug, Error)]
@@ -55,7 +56,7 @@ pub enum Outcome {
 /// A rank's state.
 #[derive(Debug)]
 pub struct Rank {
-    executor: Executor,
+    engine: Box<dyn Engine>,
     tables: Tables,
     epoch: u64,
     /// The step that is due.
@@ -66,8 +67,9 @@ pub struct Rank {
 impl Rank {
     /// A rank at the beginning of an epoch.
     #[must_use]
-    pub fn new(executor: Executor, epoch: u64) -> Self {
-        Self { executor, tables: Tables::default(), epoch, next: 1, spans: Spans::default() }
+    pub fn new(engine: impl Engine + 'static, epoch: u64) -> Self {
+        let (tables, spans) = (Tables::default(), Spans::default());
+        Self { engine: Box::new(engine), tables, epoch, next: 1, spans }
     }
 
     /// The same, whose work for traced turns is told.
@@ -75,11 +77,6 @@ impl Rank {
     pub fn watched_by(self, watch: Option<RankWatch>, rank: usize) -> Self {
         let spans = watch.map_or_else(Spans::default, |watch| Spans::of_rank(watch, rank));
         Self { spans, ..self }
-    }
-
-    #[must_use]
-    pub fn executor(&self) -> &Executor {
-        &self.executor
     }
 
     #[must_use]
@@ -109,32 +106,20 @@ impl Rank {
             return Err(RankError::Gap { expected, own, found: *step, epoch: *epoch });
         }
         self.next += 1;
-        self.executor.begin(StepTag { epoch: self.epoch, step: *step });
+        self.engine.begin(StepTag { epoch: self.epoch, step: *step });
         match work {
             Work::Run(plan) => self.run_plan(plan),
             Work::Score(changes, scoring) => {
-                self.change_all(changes);
+                changes.iter().for_each(|change| self.engine.change(change));
                 self.score(scoring)
             }
             Work::Beat | Work::End => Ok(Outcome::Nothing),
         }
     }
 
-    fn change_all(&mut self, changes: &[RankChange]) {
-        for change in changes {
-            match change {
-                RankChange::Begin(id) => self.executor.begin_memory(*id),
-                RankChange::TakeBack(id) => self.executor.take_back_memory(*id),
-                RankChange::Fork { from, to } => self.executor.fork_memory(*from, *to),
-                RankChange::Forget(id) => self.executor.forget_memory(*id),
-                RankChange::Move(row) => self.executor.move_row(row),
-            }
-        }
-    }
-
     fn run_plan(&mut self, plan: &StepPlan) -> Result<Outcome, RankError> {
         let started = self.spans.begin(plan);
-        self.change_all(&plan.changes);
+        plan.changes.iter().for_each(|change| self.engine.change(change));
         plan.tables.iter().for_each(|change| self.tables.apply(change));
         if plan.entries.is_empty() {
             return Ok(Outcome::Nothing);
@@ -160,19 +145,19 @@ impl Rank {
             slots: &plan.slots,
             sequences: &sequences,
         };
-        let logits = self.executor.step(&batch)?;
+        let logits = self.engine.step(&batch)?;
         self.spans.ran(plan, started);
         for entry in plan.entries.iter().filter(|entry| !entry.hint) {
             let (positions, slots) = (&plan.positions[entry.rows.clone()], &plan.slots[entry.rows.clone()]);
             self.tables.append(entry.sequence, positions, slots);
         }
         for (observe, recursion) in plan.entries.iter().filter_map(|e| e.observe.as_ref().zip(e.remember)) {
-            self.executor.remember(observe.memory, recursion);
+            self.engine.remember(observe.memory, recursion);
         }
         Ok(Outcome::Logits(logits))
     }
 
     fn score(&mut self, scoring: &Scoring) -> Result<Outcome, RankError> {
-        Ok(Outcome::Scores(self.executor.score(&scoring.request())?))
+        Ok(Outcome::Scores(self.engine.score(&scoring.request())?))
     }
 }
