@@ -4,6 +4,8 @@
 //! Every simulation runs in a process of its own and depends on its seed alone. A seed that fails is run again with
 //! `HAWSER_SIM_SEED=7 cargo test -p hawser-tests --test sim -- random`.
 
+#![allow(clippy::panic, clippy::print_stdout, reason = "tests fail loudly and tell what they saw")]
+
 mod alone;
 mod client;
 mod cluster;

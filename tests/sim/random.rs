@@ -49,7 +49,7 @@ fn add_agents(cluster: &mut Cluster, seed: u64) {
         let rng = StdRng::seed_from_u64(seed.wrapping_mul(31).wrapping_add(i));
         cluster.sim.client(format!("agent-{i}"), async move {
             let agent = Agent::new(&format!("session-{i}"), &routers, &recorder, TURN_LIMIT);
-            talk(agent, rng, routers.len(), until).await;
+            Box::pin(talk(agent, rng, routers.len(), until)).await;
             Ok(())
         });
     }
