@@ -78,13 +78,23 @@ impl ClientBuilder {
             .connect()
             .await
             .map_err(|error| ClientError::Connect { uri: uri.clone(), cause: innermost(&error) })?;
-        let rpc = HawserClient::with_interceptor(channel, bearer);
-        let rpc = rpc.max_decoding_message_size(MAX_MESSAGE_BYTES);
-        Ok(Client { rpc, uri: uri.into(), trace: TraceParent::default() })
+        Ok(Client::with_bearer(channel, bearer, &uri))
     }
 }
 
 impl Client {
+    /// A client over a channel of the caller's, which leads to `uri`.
+    #[must_use]
+    pub fn over(channel: Channel, uri: &str) -> Self {
+        Self::with_bearer(channel, Bearer::default(), uri)
+    }
+
+    fn with_bearer(channel: Channel, bearer: Bearer, uri: &str) -> Self {
+        let rpc = HawserClient::with_interceptor(channel, bearer);
+        let rpc = rpc.max_decoding_message_size(MAX_MESSAGE_BYTES);
+        Self { rpc, uri: uri.into(), trace: TraceParent::default() }
+    }
+
     /// A client of the router at `uri`, such as `https://router:7070`; without a scheme it is `http`.
     #[must_use]
     pub fn builder(uri: &str) -> ClientBuilder {

@@ -39,6 +39,7 @@ pub use handle::{InvalidHandle, InvalidSecrets};
 pub use metrics::METRICS;
 pub use options::{InvalidOptions, RouterOptions};
 pub use quota::Quota;
-pub use router::{Router, RouterHandle, StartError};
+pub use router::{Network, Router, RouterHandle, StartError};
 pub use store_service::StoreService;
 pub use strategy::Strategy;
+pub use upstream::Reach;

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::Stream;
 use hawser_common::clock::Clock;
 use hawser_common::tasks::Tasks;
 use hawser_common::telemetry::Telemetry;
@@ -18,12 +19,13 @@ use hawser_proto::v1::hawser_server::HawserServer;
 use hawser_proto::v1::store_server::StoreServer;
 use hawser_proto::{Dial, FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES, TlsError, status, transport};
 use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::interceptor::InterceptedService;
 use tonic::service::{Interceptor, Routes};
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
+use tonic::transport::server::{Connected, TcpIncoming};
 use tonic::{Request, Status};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
@@ -43,7 +45,7 @@ use crate::place::Placer;
 use crate::quota::opening::Openings;
 use crate::service::HawserService;
 use crate::store_service::StoreService;
-use crate::upstream::{self, Upstream};
+use crate::upstream::{self, Reach, Upstream};
 use crate::view::View;
 
 /// Windows of the public side: room for a long conversation in one flight.
@@ -82,6 +84,16 @@ impl Coded for StartError {
     }
 }
 
+/// What a router listens on and how it reaches the leaders.
+#[derive(Debug)]
+pub struct Network<I> {
+    /// What [`RouterHandle::addr`] says.
+    pub addr: SocketAddr,
+    /// Connections of clients.
+    pub incoming: I,
+    pub reach: Reach,
+}
+
 /// Starts routers.
 #[derive(Debug)]
 pub struct Router;
@@ -113,16 +125,36 @@ impl Router {
         telemetry: &Telemetry,
     ) -> Result<RouterHandle, StartError> {
         options.validate()?;
-        let Edge { auth, keys, handles, dial, server } = Edge::load(options)?;
         let address = options.listen;
         let listen = |source| StartError::Listen { address, source };
         let incoming = TcpIncoming::bind(address).map_err(listen)?.with_nodelay(Some(true));
         let addr = incoming.local_addr().map_err(listen)?;
+        let network = Network { addr, incoming, reach: Reach::tcp() };
+        Self::serve(options, (store, served), clock, telemetry, network)
+    }
 
+    /// The same, over a network of the caller's.
+    ///
+    /// # Errors
+    /// [`StartError`]: nothing is left running.
+    pub fn serve<I, IO>(
+        options: &RouterOptions,
+        (store, served): (Arc<dyn Store>, Option<Arc<EmbeddedStore>>),
+        clock: Clock,
+        telemetry: &Telemetry,
+        network: Network<I>,
+    ) -> Result<RouterHandle, StartError>
+    where
+        I: Stream<Item = std::io::Result<IO>> + Send + 'static,
+        IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    {
+        options.validate()?;
+        let Edge { auth, keys, handles, dial, server } = Edge::load(options)?;
+        let Network { addr, incoming, reach } = network;
         let seed = options.seed.unwrap_or_else(rand::random);
         let view = Arc::new(View::new(clock.clone(), options.max_sessions, seed));
         view.place_by(options.strategy);
-        let upstream = Arc::new(Upstream::new(dial, options.connect_timeout()));
+        let upstream = Arc::new(Upstream::new(dial, reach, options.connect_timeout()));
         let (tasks, closing, cut) = (Tasks::new(), CancellationToken::new(), CancellationToken::new());
         let metrics = RouterMetrics::new(&telemetry.meter);
         let follower = Follower {

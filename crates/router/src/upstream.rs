@@ -1,7 +1,8 @@
 //! Connections to the leaders: one channel per address, made on first use, kept while its group is registered.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, PoisonError};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hawser_common::ErrorCode;
@@ -10,7 +11,7 @@ use hawser_common::keepalive::Keepalive;
 use hawser_proto::fault::{Fault, Origin};
 use hawser_proto::v1::worker_client::WorkerClient;
 use hawser_proto::{Dial, MAX_MESSAGE_BYTES};
-use tonic::transport::Channel;
+use tonic::transport::{Channel, Endpoint};
 
 /// Unread frames that one stream may hold before its worker has to wait. Small, so that a slow reader pauses itself
 /// long before it fills the connection that all streams share.
@@ -22,16 +23,40 @@ const CONNECTION_WINDOW: u32 = 64 << 20;
 pub(crate) const KEEPALIVE: Keepalive =
     Keepalive { interval: Duration::from_millis(500), timeout: Duration::from_secs(2) };
 
+/// Makes a channel to an endpoint, which connects with its first call. A test may put a network of its own here.
+#[derive(Clone)]
+pub struct Reach(Arc<dyn Fn(&Endpoint) -> Channel + Send + Sync>);
+
+impl Reach {
+    /// Over TCP.
+    #[must_use]
+    pub fn tcp() -> Self {
+        Self::new(Endpoint::connect_lazy)
+    }
+
+    #[must_use]
+    pub fn new(reach: impl Fn(&Endpoint) -> Channel + Send + Sync + 'static) -> Self {
+        Self(Arc::new(reach))
+    }
+}
+
+impl fmt::Debug for Reach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Reach").finish()
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Upstream {
     channels: Mutex<HashMap<String, Channel>>,
     dial: Dial,
+    reach: Reach,
     connect_timeout: Duration,
 }
 
 impl Upstream {
-    pub(crate) fn new(dial: Dial, connect_timeout: Duration) -> Self {
-        Self { channels: Mutex::default(), dial, connect_timeout }
+    pub(crate) fn new(dial: Dial, reach: Reach, connect_timeout: Duration) -> Self {
+        Self { channels: Mutex::default(), dial, reach, connect_timeout }
     }
 
     /// A client of the leader at `address`. Connecting happens with the first call.
@@ -67,10 +92,10 @@ impl Upstream {
             retry_after: None,
             origin: Origin::Connect,
         })?;
-        Ok(endpoint
+        let endpoint = endpoint
             .connect_timeout(self.connect_timeout)
             .initial_stream_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW)
-            .connect_lazy())
+            .initial_connection_window_size(CONNECTION_WINDOW);
+        Ok((self.reach.0)(&endpoint))
     }
 }

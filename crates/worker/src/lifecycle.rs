@@ -152,7 +152,6 @@ impl Worker {
             sessions,
             registration: registration.clone(),
             clock,
-            tasks: tasks.clone(),
             draining: CancellationToken::new(),
             turns: TaskTracker::new(),
             metrics,

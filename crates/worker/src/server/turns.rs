@@ -5,10 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hawser_common::clock::{Clock, Tick};
 use hawser_common::group::Owner;
-use hawser_common::request::{Begun, TurnRequest};
+use hawser_common::request::{Begun, Extent, TurnRequest};
 use hawser_common::retention::{Choice, Retention};
 use hawser_common::sampling::Sampling;
-use hawser_common::tasks::Tasks;
 use hawser_common::telemetry::{Telemetry, TraceParent};
 use hawser_common::{Epoch, GroupId, SessionKey, TenantId};
 use hawser_placement::{ClaimError, RegistrationHandle};
@@ -42,7 +41,6 @@ pub(crate) struct Shared {
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) registration: RegistrationHandle,
     pub(crate) clock: Clock,
-    pub(crate) tasks: Tasks,
     /// Cancelled once the group drains.
     pub(crate) draining: CancellationToken,
     /// Tracks the running turns.
@@ -70,15 +68,16 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes the session this group's in the store, once per epoch.
+    /// Makes the session this group's in the store, once per registration.
     pub(crate) async fn claim(&self, key: &SessionKey, held: &mut Transcript) -> Result<(), TurnError> {
-        let epoch = self.registration.epoch();
-        if held.claimed == Some(epoch) {
+        // Where the group registers again meanwhile, the claim counts for a term that is over, and nothing is served.
+        let term = self.registration.standing().term;
+        if held.claimed == Some(term) {
             return Ok(());
         }
         match self.registration.claim(key.clone()).await {
-            Ok(epoch) => {
-                held.claimed = Some(epoch);
+            Ok(_) => {
+                held.claimed = Some(term);
                 Ok(())
             }
             Err(ClaimError::Owned(owner)) => Err(TurnError::StaleOwner(owner)),
@@ -90,10 +89,10 @@ impl Shared {
         Owner { group: self.group.clone(), epoch: self.registration.epoch() }
     }
 
-    /// Gives the session back to the store.
+    /// Gives the session back to the store. Called while the session is checked out: its next turn's claim comes after
+    /// this, and is not undone by it.
     pub(crate) fn unclaim(&self, key: &SessionKey) {
-        let (registration, key) = (self.registration.clone(), key.clone());
-        self.tasks.spawn(async move { registration.release(key).await });
+        self.registration.give_up(key.clone());
     }
 }
 
@@ -137,6 +136,11 @@ impl TurnService {
             Some(key) => Some(shared.sessions.checkout(key).await?),
             None => None,
         };
+        // Since the registration that the history was claimed under, another group may have gone on with the session.
+        let term = shared.registration.standing().term;
+        if request.extent == Extent::Delta && held.as_ref().is_some_and(|held| held.claimed != Some(term)) {
+            return Err(TurnError::SessionLost);
+        }
         let chosen = held.as_ref().and_then(|held| held.retention.clone());
         let retention = request.retention.over(chosen.as_ref().unwrap_or(&shared.retention));
         retention.validate()?;
@@ -245,7 +249,7 @@ impl TurnGuard {
         let registration = &self.shared.registration;
         let claimed = self.held.as_ref().and_then(|held| held.claimed);
         let standing = registration.standing();
-        claimed.is_some_and(|epoch| epoch != standing.epoch || !standing.valid(self.shared.clock.now()))
+        claimed.is_some_and(|term| term != standing.term || !standing.valid(self.shared.clock.now()))
     }
 
     /// Checks the session in, before the stream itself ends.
