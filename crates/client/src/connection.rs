@@ -96,9 +96,30 @@ impl Client {
     /// # Errors
     /// Any [`ClientError`].
     pub async fn list_groups(&self) -> Result<Vec<v1::Group>, ClientError> {
+        self.groups(v1::ListGroupsRequest::default()).await
+    }
+
+    /// As [`Client::list_groups`], with those that have left the cluster in the last ten minutes.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn list_groups_and_departed(&self) -> Result<Vec<v1::Group>, ClientError> {
+        self.groups(v1::ListGroupsRequest { departed: true }).await
+    }
+
+    async fn groups(&self, request: v1::ListGroupsRequest) -> Result<Vec<v1::Group>, ClientError> {
         let mut rpc = self.rpc.clone();
-        let answer = call(async move { rpc.list_groups(bounded(v1::ListGroupsRequest {})).await }).await?;
-        Ok(answer.groups)
+        Ok(call(async move { rpc.list_groups(bounded(request)).await }).await?.groups)
+    }
+
+    /// One group, and how its ranks are; without those where its leader does not answer.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] with `NotFound` for a group that this router does not know.
+    pub async fn describe_group(&self, group: &str) -> Result<v1::DescribeGroupResponse, ClientError> {
+        let request = v1::DescribeGroupRequest { group: group.to_owned() };
+        let mut rpc = self.rpc.clone();
+        call(async move { rpc.describe_group(bounded(request)).await }).await
     }
 
     /// Sessions of this tenant, at most `limit` of them (0: 1,000).

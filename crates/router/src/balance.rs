@@ -236,8 +236,11 @@ pub(crate) mod tests {
         for alike in [false, true] {
             let got = place(records.clone(), 400, alike);
             let of = |id: &str| got.get(id).copied().unwrap_or(0);
-            let least = (0..7).map(|i| of(&format!("g{i}"))).min().unwrap();
-            assert!(of("small") <= 20 && least >= 35, "alike {alike}: {got:?}");
+            let all = (0..7).map(|i| of(&format!("g{i}")));
+            let (least, most) = (all.clone().min().unwrap(), all.max().unwrap());
+            assert!(of("small") <= 20 && most <= 75, "alike {alike}: {got:?}");
+            // Where sessions begin alike, some group stays a while without the beginning.
+            assert!(alike || least >= 35, "{got:?}");
         }
     }
 

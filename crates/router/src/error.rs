@@ -23,6 +23,8 @@ pub enum RouteError {
     WrongModel { session: SessionId, held: String, asked: String },
     #[error("session {session} is not known; open it, or send its first turn")]
     UnknownSession { session: SessionId },
+    #[error("no group {name:?} is registered, and none has left in the last minutes")]
+    UnknownGroup { name: String },
     #[error(
         "no worker group is registered; start one with `hawser worker --model <file>` against this router's store, \
          or everything at once with `hawser up --model <file>`"
@@ -59,7 +61,9 @@ impl Coded for RouteError {
     fn code(&self) -> ErrorCode {
         match self {
             Self::Request(_) | Self::WhichModel { .. } | Self::WrongModel { .. } => ErrorCode::Invalid,
-            Self::UnknownModel { .. } | Self::UnknownSession { .. } => ErrorCode::NotFound,
+            Self::UnknownModel { .. } | Self::UnknownSession { .. } | Self::UnknownGroup { .. } => {
+                ErrorCode::NotFound
+            }
             Self::NoGroups
             | Self::NoneLeft { .. }
             | Self::OwnerSilent { .. }

@@ -1,6 +1,6 @@
 //! The groups that are registered, with what the router knows about each besides. Pure; time is an argument.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -16,6 +16,11 @@ pub(crate) const STALE_AFTER: Duration = Duration::from_secs(20);
 const CONTRADICTIONS: u8 = 2;
 /// A group that could not be reached is passed over for this long where there is another.
 pub(crate) const SHUN_FOR: Duration = Duration::from_secs(1);
+
+/// A group that left is remembered for so long, for people who wonder where it is.
+const REMEMBERED_FOR: Duration = Duration::from_secs(600);
+/// Groups that left and are remembered; the oldest makes room.
+const MAX_REMEMBERED: usize = 64;
 
 /// Calls of this router that a group is working on.
 #[derive(Debug, Default)]
@@ -83,32 +88,37 @@ impl Member {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Fleet(HashMap<GroupId, Member>);
+pub(crate) struct Fleet {
+    members: HashMap<GroupId, Member>,
+    /// Groups that left, in the order in which they did.
+    departed: VecDeque<(Tick, GroupRecord)>,
+}
 
 impl Fleet {
     pub(crate) fn member(&self, group: &GroupId) -> Option<&Member> {
-        self.0.get(group)
+        self.members.get(group)
     }
 
     pub(crate) fn members(&self) -> impl Iterator<Item = &Member> {
-        self.0.values()
+        self.members.values()
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.members.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.members.is_empty()
     }
 
     /// Takes a registration or a publication over. A new registration of a known group begins unshunned; calls in
     /// flight stay counted. Says whether the group's word has just been found not to be gone by.
     pub(crate) fn changed(&mut self, record: GroupRecord, now: Tick) -> bool {
-        let old = self.0.remove(&record.id);
-        let (mut shunned_until, mut contradictions) = (Tick::default(), 0);
+        self.departed.retain(|(_, departed)| departed.id != record.id);
+        let old = self.members.remove(&record.id);
+        let (mut shunned_until, mut contradictions, mut before) = (Tick::default(), 0, 0);
         if let Some(member) = old.as_ref().filter(|member| member.record.epoch == record.epoch) {
-            shunned_until = member.shunned_until;
+            (shunned_until, before) = (member.shunned_until, member.contradictions);
             let idle = record.capacity.running == 0 && record.capacity.queued == 0;
             contradictions = match (idle, member.load.count() > 0) {
                 (false, _) => 0,
@@ -118,38 +128,58 @@ impl Fleet {
         }
         let load = old.map(|member| member.load).unwrap_or_default();
         let member = Member { record, reported: now, shunned_until, load, placed: 0, contradictions };
-        self.0.insert(member.record.id.clone(), member);
-        contradictions == CONTRADICTIONS
+        self.members.insert(member.record.id.clone(), member);
+        contradictions >= CONTRADICTIONS && before < CONTRADICTIONS
     }
 
     /// A new session was placed there.
     pub(crate) fn placed(&mut self, group: &GroupId) {
-        if let Some(member) = self.0.get_mut(group) {
+        if let Some(member) = self.members.get_mut(group) {
             member.placed += 1;
         }
     }
 
-    pub(crate) fn gone(&mut self, group: &GroupId) {
-        self.0.remove(group);
+    pub(crate) fn gone(&mut self, group: &GroupId, now: Tick) {
+        if let Some(member) = self.members.remove(group) {
+            self.remember(member.record, now);
+        }
+    }
+
+    /// Groups that left in the last minutes and have not come back.
+    pub(crate) fn departed(&self, now: Tick) -> impl Iterator<Item = &GroupRecord> {
+        let recent = move |left: Tick| now.since(left) < REMEMBERED_FOR;
+        self.departed.iter().filter(move |(left, _)| recent(*left)).map(|(_, record)| record)
+    }
+
+    fn remember(&mut self, record: GroupRecord, now: Tick) {
+        self.departed.retain(|(_, departed)| departed.id != record.id);
+        if self.departed.len() == MAX_REMEMBERED {
+            self.departed.pop_front();
+        }
+        self.departed.push_back((now, record));
     }
 
     /// Starts again from `records`; calls in flight stay counted. What is as it was is no news of its group.
     pub(crate) fn replace(&mut self, records: Vec<GroupRecord>, now: Tick) {
         let mut old = std::mem::take(self);
+        self.departed = std::mem::take(&mut old.departed);
         for record in records {
-            let known = old.0.remove(&record.id);
+            let known = old.members.remove(&record.id);
             let is_news = known.as_ref().is_none_or(|member| member.record != record);
             if let Some(member) = known {
-                self.0.insert(record.id.clone(), member);
+                self.members.insert(record.id.clone(), member);
             }
             if is_news {
                 self.changed(record, now);
             }
         }
+        for member in old.members.into_values() {
+            self.remember(member.record, now);
+        }
     }
 
     pub(crate) fn shun(&mut self, group: &GroupId, now: Tick) {
-        if let Some(member) = self.0.get_mut(group) {
+        if let Some(member) = self.members.get_mut(group) {
             member.shunned_until = now.after(SHUN_FOR);
         }
     }
@@ -208,5 +238,27 @@ mod tests {
         let nothing = GroupRecord { capacity: Default::default(), ..idle.clone() };
         fleet.changed(nothing, at(31));
         assert!(!fleet.member(&idle.id).unwrap().is_trusted(at(31)), "it reports no load");
+    }
+
+    #[test]
+    fn a_group_that_left_is_remembered_until_it_is_back_or_forgotten() {
+        let left =
+            |fleet: &Fleet, now| fleet.departed(now).map(|record| record.id.clone()).collect::<Vec<_>>();
+        let (mut fleet, start) = (Fleet::default(), Tick::default());
+        let (g, h) = (record("g", 100, 0), record("h", 100, 0));
+        fleet.changed(g.clone(), start);
+        fleet.changed(h.clone(), start);
+        fleet.gone(&g.id, start);
+        assert_eq!(left(&fleet, start), std::slice::from_ref(&g.id));
+        // A snapshot without it says the same.
+        fleet.replace(vec![g.clone()], start);
+        assert_eq!(left(&fleet, start), std::slice::from_ref(&h.id));
+        assert_eq!(left(&fleet, start.after(REMEMBERED_FOR)), []);
+        for index in 0..2 * MAX_REMEMBERED {
+            let record = record(&format!("g{index}"), 100, 0);
+            fleet.changed(record.clone(), start);
+            fleet.gone(&record.id, start);
+        }
+        assert_eq!(left(&fleet, start).len(), MAX_REMEMBERED);
     }
 }

@@ -98,7 +98,7 @@ mod tests {
         use v1::Role::{System, User};
         let base = request("m", &[(System, "be kind"), (User, "hi")], &["a", "bc"]);
         let same = request("m", &[(System, "be kind"), (User, "other")], &["a", "bc"]);
-        let of = |request| Prefix::of("t", request);
+        let of = |request: &v1::GenerateRequest| Prefix::of("t", request);
         assert!(of(&base).is_some());
         assert_eq!(of(&base), of(&same));
         for other in [

@@ -205,7 +205,7 @@ impl RouterHandle {
     /// Sessions whose owner this router knows.
     #[must_use]
     pub fn sessions(&self) -> usize {
-        self.view.sessions()
+        self.view.sessions_known()
     }
 
     /// Waits until the view satisfies what was asked for: that `groups` are registered. `false` after `limit`.

@@ -110,7 +110,7 @@ impl Known {
                 }
             }
             Event::GroupGone(group) => {
-                self.fleet.gone(&group);
+                self.fleet.gone(&group, now);
                 self.affinity.group_gone(&group);
                 news.left = true;
             }
@@ -132,11 +132,6 @@ impl View {
     /// Places calls without an owner in another way than usual.
     pub(crate) fn place_by(&self, strategy: Strategy) {
         self.lock().strategy = strategy;
-    }
-
-    /// Sessions whose owner is known.
-    pub(crate) fn sessions(&self) -> usize {
-        self.lock().affinity.len()
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -269,6 +264,13 @@ impl View {
     /// Every group, by id.
     pub(crate) fn groups(&self) -> Vec<GroupRecord> {
         let mut records: Vec<_> = self.lock().fleet.members().map(|member| member.record.clone()).collect();
+        records.sort_by(|a, b| a.id.cmp(&b.id));
+        records
+    }
+
+    /// Groups that left in the last minutes, by id.
+    pub(crate) fn departed(&self) -> Vec<GroupRecord> {
+        let mut records: Vec<_> = self.lock().fleet.departed(self.clock.now()).cloned().collect();
         records.sort_by(|a, b| a.id.cmp(&b.id));
         records
     }

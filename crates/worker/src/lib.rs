@@ -19,6 +19,6 @@ pub mod turn;
 pub use lifecycle::{FollowerError, follow_leader, follow_leader_observed};
 pub use lifecycle::{LoadError, LoadReport, StartError, Worker, WorkerHandle};
 pub use metrics::{METRICS, Moved, WorkerMetrics};
-pub use options::{EngineKind, InvalidOptions, KvType, WorkerOptions};
+pub use options::{CollectiveKind, EngineKind, InvalidOptions, KvType, WorkerOptions};
 pub use remote_store::RemoteStore;
 pub use simulated::SimulatedOptions;

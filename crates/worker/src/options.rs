@@ -31,6 +31,17 @@ pub enum EngineKind {
     Simulated,
 }
 
+/// Over what the ranks of a group of processes add up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CollectiveKind {
+    /// What suits the place of the rows: TCP, as long as they are in the memory of the host.
+    Auto,
+    Tcp,
+    /// NCCL, for ranks that have a GPU each. The build needs the feature `cuda`.
+    Nccl,
+}
+
 /// One worker group. Read once, validated before anything is opened.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -66,6 +77,10 @@ pub struct WorkerOptions {
     pub rank: usize,
     /// Where the ranks of a group of processes meet, `host:port`: the leader listens there.
     pub rendezvous: String,
+    /// Over what the ranks of a group of processes add up; the leader's choice counts. Commands always go over TCP.
+    pub collective: CollectiveKind,
+    /// With NCCL: this process's GPU, among those that CUDA shows to it.
+    pub gpu: usize,
     /// Longest that a rank waits for another before the group is given up and formed again.
     pub rank_timeout_ms: u64,
     /// How KV rows are stored.
@@ -116,6 +131,8 @@ impl Default for WorkerOptions {
             world: 1,
             rank: 0,
             rendezvous: String::new(),
+            collective: CollectiveKind::Auto,
+            gpu: 0,
             rank_timeout_ms: 2_000,
             archive_memory_mib: 256,
             kv_type: KvType::F16,
@@ -183,6 +200,9 @@ impl WorkerOptions {
         check("tp", self.tp.max(self.world), one_rank, "1 with the simulated engine, as is world")?;
         let meets = self.world == 1 || !self.rendezvous.is_empty();
         check("world", self.world, meets, "1, or more with worker.rendezvous set")?;
+        let joins = self.collective != CollectiveKind::Nccl || self.world > 1;
+        check("world", self.world, joins, "2 or more where worker.collective is nccl")?;
+        check("gpu", self.gpu, self.gpu < 1_024, "0 to 1023")?;
         let patience = usize::try_from(self.rank_timeout_ms).unwrap_or(usize::MAX);
         check("rank_timeout_ms", patience, (1_000..=600_000).contains(&patience), "1000 to 600000")?;
         check("step_tokens", self.step_tokens, (1..=65_536).contains(&self.step_tokens), "1 to 65536")?;

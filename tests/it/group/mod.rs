@@ -154,7 +154,7 @@ impl Probe for Watch {
             seat,
             command: command.clone(),
             tables: rank.tables().digest(),
-            calls: [commands.calls, rank.executor().traffic().calls],
+            calls: [commands.calls, rank.engine().traffic().calls],
         });
     }
 }
@@ -221,6 +221,7 @@ impl Group {
             session: Some(key(session)),
             namespace: TenantId::single(),
             prompt: prompt.to_vec(),
+            begun: Vec::new(),
             max_new,
             deadline: None,
             keep,
@@ -267,7 +268,7 @@ fn end(mut sent: Sent) -> Result<TurnEnd, TurnError> {
     let clock = Clock::system();
     loop {
         match sent.try_recv() {
-            Ok(TurnEvent::Token(_)) => {}
+            Ok(TurnEvent::Token(_) | TurnEvent::Text(_)) => {}
             Ok(TurnEvent::Finished(end)) => return Ok(*end),
             Ok(TurnEvent::Failed(error)) => return Err(error),
             Err(mpsc::error::TryRecvError::Empty) => {

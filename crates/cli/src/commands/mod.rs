@@ -2,6 +2,7 @@
 
 pub mod bench;
 mod bench_cluster;
+mod bench_ranks;
 mod bench_retention;
 pub mod chat;
 pub mod config;

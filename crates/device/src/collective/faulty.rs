@@ -150,17 +150,12 @@ impl Collective for Faulty {
         self.call_with(data, |inner, data| inner.reduce_to_leader(data, by))
     }
 
-    fn all_gather(
-        &mut self,
-        part: &[f32],
-        counts: &[usize],
-        whole: &mut [f32],
-    ) -> Result<(), CollectiveError> {
+    fn gather(&mut self, part: &[f32], counts: &[usize], whole: &mut [f32]) -> Result<(), CollectiveError> {
         let flips = self.call()?;
         self.flipped.clear();
         self.flipped.extend_from_slice(part);
         flip_value(&mut Values::F32(&mut self.flipped), flips.given);
-        self.inner.all_gather(&self.flipped, counts, whole)?;
+        self.inner.gather(&self.flipped, counts, whole)?;
         flip_value(&mut Values::F32(whole), flips.received);
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! The public service: parse, place, answer. Thin; what can be decided without a connection is decided elsewhere.
 
+mod groups;
 mod models;
 mod sessions;
 mod turn;
@@ -144,9 +145,15 @@ impl Hawser for HawserService {
 
     async fn list_groups(
         &self,
-        _request: Request<v1::ListGroupsRequest>,
+        request: Request<v1::ListGroupsRequest>,
     ) -> Result<Response<v1::ListGroupsResponse>, Status> {
-        let groups = self.placer.view.groups().iter().map(Into::into).collect();
-        Ok(Response::new(v1::ListGroupsResponse { groups }))
+        Ok(Response::new(self.groups(request.get_ref())))
+    }
+
+    async fn describe_group(
+        &self,
+        request: Request<v1::DescribeGroupRequest>,
+    ) -> Result<Response<v1::DescribeGroupResponse>, Status> {
+        self.answer(self.group(request).await)
     }
 }

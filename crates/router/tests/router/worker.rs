@@ -371,6 +371,14 @@ impl Worker for FakeWorker {
         Ok(Response::new(v1::DescribeModelResponse { model: Some(model) }))
     }
 
+    async fn describe_ranks(
+        &self,
+        _request: Request<v1::DescribeRanksRequest>,
+    ) -> Result<Response<v1::DescribeRanksResponse>, Status> {
+        let state = v1::GroupState { step: 7, ..Default::default() };
+        Ok(Response::new(v1::DescribeRanksResponse { state: Some(state) }))
+    }
+
     async fn tokenize(
         &self,
         _request: Request<v1::TokenizeRequest>,

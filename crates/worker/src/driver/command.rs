@@ -7,6 +7,7 @@ use hawser_common::group::Capacity;
 use hawser_common::telemetry::TraceParent;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::ranks::GroupReport;
 use crate::scheduler::{Inspection, Limits, Submission};
 use crate::turn::{Generation, TurnError, TurnEvent};
 
@@ -70,15 +71,16 @@ pub struct DriverHandle {
     commands: SyncSender<Command>,
     capacity: watch::Receiver<Capacity>,
     is_up: watch::Receiver<bool>,
+    report: watch::Receiver<GroupReport>,
 }
 
 impl DriverHandle {
     pub(super) fn new(
         commands: SyncSender<Command>,
         capacity: watch::Receiver<Capacity>,
-        is_up: watch::Receiver<bool>,
+        (is_up, report): (watch::Receiver<bool>, watch::Receiver<GroupReport>),
     ) -> Self {
-        Self { commands, capacity, is_up }
+        Self { commands, capacity, is_up, report }
     }
 
     /// What the group has left, as of a few steps ago at most; changes can be awaited.
@@ -91,6 +93,12 @@ impl DriverHandle {
     #[must_use]
     pub fn is_up(&self) -> watch::Receiver<bool> {
         self.is_up.clone()
+    }
+
+    /// The group's ranks, as of the last step.
+    #[must_use]
+    pub fn report(&self) -> watch::Receiver<GroupReport> {
+        self.report.clone()
     }
 
     fn send(&self, command: Command) -> Result<(), TurnError> {

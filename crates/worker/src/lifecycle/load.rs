@@ -9,8 +9,10 @@ use hawser_common::clock::Clock;
 use hawser_common::telemetry::Tracer;
 use hawser_common::{Coded, ErrorCode};
 use hawser_device::DeviceError;
+use hawser_device::collective::CollectiveError;
 use hawser_device::kv::RowType;
 use hawser_model::checkpoint::{Checkpoint, CheckpointError};
+use hawser_model::config::ModelConfig;
 use hawser_model::executor::ExecutorOptions;
 use hawser_model::layers::{LoadError as ModelError, Model};
 use hawser_model::shard::{Blocks, ShardError, ShardPlan};
@@ -18,8 +20,8 @@ use hawser_model::text::{ChatTemplate, TemplateError};
 use hawser_proto::v1;
 use thiserror::Error;
 
-use crate::options::{EngineKind, KvType, WorkerOptions};
-use crate::ranks::{Formation, Processes, RankWatch, Threads};
+use crate::options::{CollectiveKind, EngineKind, KvType, WorkerOptions};
+use crate::ranks::{Formation, Processes, RankWatch, Sums, Threads};
 use crate::session::Text;
 use crate::simulated::{self, SimulatedFormation, SimulatedTextError};
 
@@ -37,6 +39,8 @@ pub enum LoadError {
     Device(#[from] DeviceError),
     #[error(transparent)]
     Shard(#[from] ShardError),
+    #[error("worker.collective is nccl: {0}")]
+    Collective(#[from] CollectiveError),
     #[error("cannot listen for ranks at {address}: {source}")]
     Rendezvous { address: String, source: std::io::Error },
     #[error("the chat template of {path}: {source}")]
@@ -63,7 +67,9 @@ impl Coded for LoadError {
 pub struct LoadReport {
     pub model: String,
     pub architecture: String,
+    /// Matrices of the ranks in this process.
     pub weight_bytes: u64,
+    /// KV rows of the ranks in this process, without the archive.
     pub kv_bytes: u64,
     /// Tokens that the pool holds.
     pub slots: usize,
@@ -139,12 +145,15 @@ fn simulate(options: &WorkerOptions, clock: &Clock) -> Result<Loaded, LoadError>
 
 fn load_model(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> Result<Loaded, LoadError> {
     let started = clock.now();
+    sums(options).probe()?;
     let checkpoint = Checkpoint::open(&options.model)?;
     let config = checkpoint.config().clone();
     let context = context_length(options, config.context_length)?;
     let name = if options.model_name.is_empty() { checkpoint.name() } else { options.model_name.clone() };
     let row_type = row_type(options.kv_type);
-    let bytes_per_slot = 2 * config.layers * config.kv_heads * config.head_dim * row_type.bytes();
+    let plan = shard_plan(&checkpoint, options)?;
+    let of_ranks = rank_slot_bytes(&plan, &config, row_type);
+    let bytes_per_slot = budgeted_slot_bytes(&of_ranks, options);
     let slots = slot_count(options, bytes_per_slot)?;
     let threads = options.thread_count();
     let (text, end_ids) = text_side(&checkpoint, config.vocab)?;
@@ -155,8 +164,11 @@ fn load_model(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> Result
     let archive_slots = archive_slots.min(u32::MAX as usize - slots);
     let threads_per_rank = NonZeroUsize::new(threads.get() / options.tp).unwrap_or(NonZeroUsize::MIN);
     let sizes = ExecutorOptions { slots: slots + archive_slots, row_type, threads: threads_per_rank };
+    let shards = shards(&checkpoint, options, &plan)?;
+    let weight_bytes = shards.iter().map(|shard| shard.matrix_bytes() as u64).sum();
+    let slot_bytes_here: usize = shards.iter().map(|shard| of_ranks[shard.shard().rank]).sum();
     let watch = RankWatch { tracer: tracer.clone(), clock: clock.clone() };
-    let formation = formation(&checkpoint, options, sizes, watch)?;
+    let formation = formation(&checkpoint, shards, options, sizes, watch)?;
     let architecture = format!("{:?}", config.architecture).to_lowercase();
     let info = v1::ModelInfo {
         name: name.clone(),
@@ -168,8 +180,8 @@ fn load_model(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> Result
     let report = LoadReport {
         model: name,
         architecture,
-        weight_bytes: checkpoint.weight_bytes(),
-        kv_bytes: (slots * bytes_per_slot) as u64,
+        weight_bytes,
+        kv_bytes: (slots * slot_bytes_here) as u64,
         slots: slots - 1,
         context,
         threads: NonZeroUsize::get(threads),
@@ -178,22 +190,44 @@ fn load_model(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> Result
     Ok(Loaded { formation, text, end_ids, context, slots, archive_slots, model: info, report })
 }
 
-/// The shards that are here: all of a group in one process, one of a group of processes.
-pub(super) fn shards(checkpoint: &Checkpoint, options: &WorkerOptions) -> Result<Vec<Arc<Model>>, LoadError> {
+/// What each rank of the group holds.
+pub(super) fn shard_plan(checkpoint: &Checkpoint, options: &WorkerOptions) -> Result<ShardPlan, LoadError> {
     let world = NonZeroUsize::new(options.world.max(options.tp)).unwrap_or(NonZeroUsize::MIN);
-    let plan = ShardPlan::new(checkpoint.config(), world, &Blocks::of(checkpoint)?)?;
-    let here = if options.world > 1 { options.rank..options.rank + 1 } else { 0..world.get() };
+    Ok(ShardPlan::new(checkpoint.config(), world, &Blocks::of(checkpoint)?)?)
+}
+
+/// Bytes that one slot takes on each rank: keys and values of the KV heads that it holds, some of which other ranks may
+/// hold too.
+fn rank_slot_bytes(plan: &ShardPlan, config: &ModelConfig, row_type: RowType) -> Vec<usize> {
+    let held = |rank| plan.rank(rank).map_or(0, |shard| shard.heads.held());
+    let bytes = |rank| 2 * config.layers * held(rank) * config.head_dim * row_type.bytes();
+    (0..plan.world()).map(bytes).collect()
+}
+
+/// Bytes that one slot takes of `kv_memory_mib`, which is what one process may use: those of all ranks where they are
+/// here, else those of the rank that holds most, since all ranks have equally many slots.
+fn budgeted_slot_bytes(of_ranks: &[usize], options: &WorkerOptions) -> usize {
+    if options.world > 1 { of_ranks.iter().copied().max().unwrap_or(0) } else { of_ranks.iter().sum() }
+}
+
+/// The shards that are here: all of a group in one process, one of a group of processes.
+pub(super) fn shards(
+    checkpoint: &Checkpoint,
+    options: &WorkerOptions,
+    plan: &ShardPlan,
+) -> Result<Vec<Arc<Model>>, LoadError> {
+    let here = if options.world > 1 { options.rank..options.rank + 1 } else { 0..plan.world() };
     let shards = here.filter_map(|rank| plan.rank(rank));
     shards.map(|shard| Ok(Arc::new(Model::load_shard(checkpoint, shard)?))).collect()
 }
 
 fn formation(
     checkpoint: &Checkpoint,
+    mut shards: Vec<Arc<Model>>,
     options: &WorkerOptions,
     sizes: ExecutorOptions,
     watch: RankWatch,
 ) -> Result<Box<dyn Formation>, LoadError> {
-    let mut shards = shards(checkpoint, options)?;
     let timeout = Duration::from_millis(options.rank_timeout_ms);
     if options.world == 1 {
         return Ok(Box::new(Threads::new(shards, sizes, timeout).watched_by(watch)));
@@ -202,8 +236,18 @@ fn formation(
     let mut addresses = options.rendezvous.to_socket_addrs().map_err(unusable)?;
     let address = addresses.next().ok_or_else(|| unusable(std::io::ErrorKind::AddrNotAvailable.into()))?;
     let own = (shards.swap_remove(0), checkpoint.digest().to_string());
-    let ranks = Processes::listen(address, own, options.world, (sizes, timeout), watch.clock.clone());
+    let terms = (sizes, timeout, sums(options));
+    let ranks = Processes::listen(address, own, options.world, terms, watch.clock.clone());
     Ok(Box::new(ranks.map_err(unusable)?.watched_by(watch)))
+}
+
+/// Over what ranks add up.
+fn sums(options: &WorkerOptions) -> Sums {
+    match options.collective {
+        // Rows are in the memory of the host, and NCCL would copy them to a GPU and back.
+        CollectiveKind::Auto | CollectiveKind::Tcp => Sums::Tcp,
+        CollectiveKind::Nccl => Sums::Nccl { gpu: options.gpu },
+    }
 }
 
 fn context_length(options: &WorkerOptions, most: usize) -> Result<usize, LoadError> {
@@ -256,3 +300,6 @@ fn text_side(checkpoint: &Checkpoint, vocabulary: usize) -> Result<(Text, Vec<u3
     let template = checkpoint.chat_template().map(compile).transpose()?;
     Ok((Text { tokenizer, template, vocabulary }, end_ids))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,11 +1,24 @@
 //! What a rank computes with: the model's executor, or a simulation of one. One call per step, never one per kernel.
 
 use std::fmt::Debug;
+use std::time::Duration;
 
-use hawser_device::collective::StepTag;
+use hawser_device::collective::{CallTimer, StepTag, Traffic};
 use hawser_model::executor::{Batch, Executor, Logits, MemoryId, Recursion, ScoreRequest, Scores, StepError};
 
 use crate::scheduler::RankChange;
+
+/// What an engine says of itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EngineFigures {
+    /// Matrices, as they lie in memory.
+    pub weight_bytes: u64,
+    /// KV rows, the archive's included.
+    pub kv_bytes: u64,
+    pub threads: u64,
+    /// Spent in calls to other ranks, waiting for them included.
+    pub across: Duration,
+}
 
 /// Carries out what a rank is told, in order. Decides nothing.
 pub trait Engine: Send + Debug {
@@ -29,6 +42,14 @@ pub trait Engine: Send + Debug {
     /// # Errors
     /// [`StepError`]; see [`Executor::score`].
     fn score(&mut self, request: &ScoreRequest<'_>) -> Result<Option<Scores>, StepError>;
+
+    fn figures(&self) -> EngineFigures;
+
+    /// Times its calls to other ranks, where there are any.
+    fn call_timer(&self) -> Option<&CallTimer>;
+
+    /// What it has sent to other ranks.
+    fn traffic(&self) -> Traffic;
 }
 
 impl Engine for Executor {
@@ -56,5 +77,22 @@ impl Engine for Executor {
 
     fn score(&mut self, request: &ScoreRequest<'_>) -> Result<Option<Scores>, StepError> {
         Self::score(self, request)
+    }
+
+    fn figures(&self) -> EngineFigures {
+        EngineFigures {
+            weight_bytes: self.model().matrix_bytes() as u64,
+            kv_bytes: self.kv().bytes() as u64,
+            threads: self.thread_count() as u64,
+            across: Self::call_timer(self).map_or(Duration::ZERO, CallTimer::spent),
+        }
+    }
+
+    fn call_timer(&self) -> Option<&CallTimer> {
+        Self::call_timer(self)
+    }
+
+    fn traffic(&self) -> Traffic {
+        Self::traffic(self)
     }
 }

@@ -4,12 +4,13 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use hawser_device::collective::AbortHandle;
+use hawser_device::collective::{AbortHandle, CallTimer, Traffic};
 use hawser_model::executor::{Logits, Scores};
 
 use super::command::{Command, Scoring, Work};
 use super::link::Link;
 use super::rank::{Outcome, Rank, RankError};
+use super::report::RankFigures;
 use super::tables::TableChange;
 use crate::scheduler::{RankChange, StepPlan};
 
@@ -48,6 +49,32 @@ impl Leader {
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.rank.epoch()
+    }
+
+    /// Steps that were carried out in this epoch.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.rank.next_step() - 1
+    }
+
+    /// What ranks say of themselves: as of the last comparison, a group of one as of now.
+    #[must_use]
+    pub fn figures(&self) -> Vec<RankFigures> {
+        self.link.as_ref().map_or_else(|| vec![self.rank.figures()], |link| link.figures().to_vec())
+    }
+
+    /// Of the leader's calls to the others: on the link, and for sums.
+    #[must_use]
+    pub fn timers(&self) -> Vec<CallTimer> {
+        let link = self.link.as_ref().map(Link::timer);
+        link.into_iter().chain(self.rank.engine().call_timer()).cloned().collect()
+    }
+
+    /// What the leader has sent so far: on the link, and for sums.
+    #[must_use]
+    pub fn traffic(&self) -> [Traffic; 2] {
+        let link = self.link.as_ref().map_or_else(Traffic::default, Link::traffic);
+        [link, self.rank.engine().traffic()]
     }
 
     /// Says that the leader is there, and finds out whether the others are.
@@ -109,7 +136,7 @@ impl Leader {
         }
         let outcome = self.rank.run(command)?;
         if let Some(link) = &mut self.link {
-            link.compare(command, || self.rank.tables().digest())?;
+            link.compare(command, &self.rank)?;
         }
         Ok(outcome)
     }

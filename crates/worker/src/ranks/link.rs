@@ -5,11 +5,14 @@
 
 use std::time::Duration;
 
-use hawser_device::collective::{AbortHandle, Collective, CollectiveError, Reduce, StepTag, Traffic, Values};
+use hawser_device::collective::{
+    AbortHandle, CallTimer, Collective, CollectiveError, Reduce, StepTag, Timed, Traffic, Values,
+};
 use serde::{Deserialize, Serialize};
 
 use super::command::Command;
-use super::rank::RankError;
+use super::rank::{Rank, RankError};
+use super::report::RankFigures;
 
 /// How often an idle leader says that it is there.
 pub const BEAT: Duration = Duration::from_millis(400);
@@ -31,14 +34,16 @@ pub enum Channel {
 /// One rank's end.
 #[derive(Debug)]
 pub struct Link {
-    group: Box<dyn Collective>,
+    group: Timed<Box<dyn Collective>>,
     words: Vec<i64>,
+    /// What the ranks said of themselves with the last comparison.
+    figures: Vec<RankFigures>,
 }
 
 impl Link {
     #[must_use]
     pub fn new(group: Box<dyn Collective>) -> Self {
-        Self { group, words: Vec::new() }
+        Self { group: Timed::new(group), words: Vec::new(), figures: Vec::new() }
     }
 
     #[must_use]
@@ -59,6 +64,18 @@ impl Link {
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         self.group.traffic()
+    }
+
+    /// The time that this rank spends in calls on the link. A follower waits there for the next command.
+    #[must_use]
+    pub fn timer(&self) -> &CallTimer {
+        self.group.timer()
+    }
+
+    /// What the ranks said of themselves with the last comparison, in their order; empty before the first.
+    #[must_use]
+    pub fn figures(&self) -> &[RankFigures] {
+        &self.figures
     }
 
     /// Says a command to all ranks.
@@ -106,15 +123,24 @@ impl Link {
         Ok(Command::decode(&message, checksum)?)
     }
 
-    /// After a command that calls for it: all ranks have the same tables, or all say that they do not.
-    pub(super) fn compare(&mut self, command: &Command, digest: impl Fn() -> i64) -> Result<(), RankError> {
+    /// After a command that calls for it: all ranks have the same tables, or all say that they do not. With it travels
+    /// what each says of itself.
+    pub(super) fn compare(&mut self, command: &Command, rank: &Rank) -> Result<(), RankError> {
         if !command.compares {
             return Ok(());
         }
-        let own = digest();
+        let own = rank.tables().digest();
+        self.words.clear();
         // The largest and, negated, the smallest: equal only if all are.
-        let mut ends = [own, -own];
-        self.group.all_reduce(Values::I64(&mut ends), Reduce::Max)?;
+        self.words.extend([own, -own]);
+        // One place per rank, of which each fills its own: the largest is what it filled in.
+        self.words.resize(2 + self.world() * RankFigures::COUNT, 0);
+        let place = 2 + self.rank() * RankFigures::COUNT;
+        self.words[place..place + RankFigures::COUNT].copy_from_slice(&rank.figures().numbers());
+        self.group.all_reduce(Values::I64(&mut self.words), Reduce::Max)?;
+        let (ends, figures) = self.words.split_at(2);
+        self.figures.clear();
+        self.figures.extend(figures.chunks_exact(RankFigures::COUNT).map(RankFigures::of));
         if ends[0] == -ends[1] { Ok(()) } else { Err(RankError::Tables { step: command.step }) }
     }
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hawser_common::clock::Clock;
-use hawser_device::collective::{Collective, TcpRank};
+use hawser_device::collective::TcpRank;
+use hawser_device::collective::nccl::Member;
 use hawser_device::kv::RowType;
 use hawser_model::executor::{Executor, ExecutorOptions};
 use hawser_model::layers::Model;
@@ -19,6 +20,7 @@ use super::link::{Channel, Link};
 use super::probe::Unprobed;
 use super::rank::{Rank, RankError};
 use super::rendezvous::{GREETING, Hello, Terms, Welcome, hear, say};
+use super::sums::{self, Sums, lead};
 use super::traced::RankWatch;
 
 /// Longest that the leader looks for followers in one try.
@@ -41,6 +43,7 @@ pub struct Processes {
     world: usize,
     options: ExecutorOptions,
     timeout: Duration,
+    sums: Sums,
     clock: Clock,
     /// Ranks that have come, at `rank - 1`.
     joined: Vec<Joining>,
@@ -72,13 +75,13 @@ impl Processes {
         address: SocketAddr,
         (shard, model): (Arc<Model>, String),
         world: usize,
-        (options, timeout): (ExecutorOptions, Duration),
+        (options, timeout, sums): (ExecutorOptions, Duration, Sums),
         clock: Clock,
     ) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let joined = (1..world).map(|_| Joining::default()).collect();
-        Ok(Self { listener, shard, model, world, options, timeout, clock, joined, watch: None })
+        Ok(Self { listener, shard, model, world, options, timeout, sums, clock, joined, watch: None })
     }
 
     /// The same, under watch.
@@ -155,26 +158,31 @@ impl Processes {
                 RowType::Bf16 => 2,
             },
             timeout_ms: u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX),
+            nccl: self.sums.draw()?,
         };
         let (mut commands, mut sums) = (Vec::new(), Vec::new());
         for joining in &mut self.joined {
             let Joining { commands: command, sums: sum, .. } = std::mem::take(joining);
             for (stream, list) in [(command, &mut commands), (sum, &mut sums)] {
                 let mut stream = stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
-                say(&mut stream, &Welcome::Start(terms))?;
+                say(&mut stream, &Welcome::Start(terms.clone()))?;
                 list.push(stream);
             }
         }
-        let sums = TcpRank::hub(sums, self.timeout)?;
+        let sums = lead(self.sums, terms.nccl.as_deref(), sums, self.timeout)?;
         let link = Link::new(Box::new(TcpRank::hub(commands, self.timeout)?));
         let abort = sums.abort_handle();
-        let executor = Executor::in_group(Arc::clone(&self.shard), self.options, Box::new(sums))?;
+        let executor = Executor::in_group(Arc::clone(&self.shard), self.options, sums)?;
         let rank = Rank::new(executor, epoch).watched_by(self.watch.clone(), 0);
         Ok(Leader::of(rank, link, abort))
     }
 }
 
 impl Formation for Processes {
+    fn world(&self) -> usize {
+        self.world
+    }
+
     fn form(&mut self, epoch: u64) -> Result<Leader, FormError> {
         if self.gather()? {
             return self.start(epoch);
@@ -185,8 +193,8 @@ impl Formation for Processes {
                 *joining = Joining::default();
             }
         }
-        let missing = self.joined.iter().filter(|joining| !joining.is_here()).count();
-        Err(FormError::Missing { missing, world: self.world })
+        let missing = (1..).zip(&self.joined).filter(|(_, joining)| !joining.is_here());
+        Err(FormError::Missing { ranks: missing.map(|(rank, _)| rank).collect(), world: self.world })
     }
 }
 
@@ -225,6 +233,8 @@ pub struct Follower {
     pub leader: String,
     pub threads: std::num::NonZeroUsize,
     pub watch: Option<RankWatch>,
+    /// Number of its GPU, where the leader chooses NCCL.
+    pub gpu: usize,
 }
 
 impl Follower {
@@ -239,15 +249,16 @@ impl Follower {
         let terms = self.terms(&mut commands)?;
         self.terms(&mut sums)?;
         let timeout = Duration::from_millis(terms.timeout_ms);
-        let spoke = |stream| TcpRank::spoke(self.rank, self.world, stream, timeout).map_err(connect);
-        let mut link = Link::new(Box::new(spoke(commands)?));
+        let spoke = TcpRank::spoke(self.rank, self.world, commands, timeout).map_err(connect)?;
+        let mut link = Link::new(Box::new(spoke));
         let row_type = match terms.row_type {
             0 => RowType::F32,
             1 => RowType::F16,
             _ => RowType::Bf16,
         };
         let options = ExecutorOptions { slots: terms.slots, row_type, threads: self.threads };
-        let sums = Box::new(spoke(sums)?);
+        let member = Member { rank: self.rank, world: self.world };
+        let sums = sums::follow(self.gpu, terms.nccl.as_deref(), member, sums, timeout)?;
         let abort = sums.abort_handle();
         let executor = Executor::in_group(Arc::clone(&self.shard), options, sums).map_err(FormError::from)?;
         let mut rank = Rank::new(executor, terms.epoch).watched_by(self.watch.clone(), self.rank);

@@ -3,13 +3,17 @@
 //! Promises to refuse a command that is not the next one, and that ranks which ran the same commands have the same
 //! tables. Never decides anything.
 
+use std::time::Duration;
+
+use hawser_common::clock::Clock;
 use hawser_common::{Coded, ErrorCode};
 use hawser_device::collective::{CollectiveError, StepTag};
 use hawser_model::executor::{Batch, LogitRows, Logits, Scores, Sequence, StepError};
 use thiserror::Error;
 
 use super::command::{Command, CommandError, Scoring, Work};
-use super::engine::Engine;
+use super::engine::{Engine, EngineFigures};
+use super::report::RankFigures;
 use super::tables::{Table, Tables};
 use super::traced::{RankWatch, Spans};
 use crate::scheduler::StepPlan;
@@ -32,6 +36,17 @@ pub enum RankError {
     Panicked { reason: String },
     #[error("the group is over: {0}")]
     Group(CollectiveError),
+}
+
+impl RankError {
+    /// The rank that it is about, where that is known.
+    #[must_use]
+    pub fn rank(&self) -> Option<usize> {
+        match self {
+            Self::Group(error) | Self::Step(StepError::Group(error)) => error.rank(),
+            _ => None,
+        }
+    }
 }
 
 impl Coded for RankError {
@@ -65,6 +80,10 @@ pub struct Rank {
     epoch: u64,
     /// The step that is due.
     next: u64,
+    /// It only measures: nothing that a rank does depends on it.
+    clock: Clock,
+    /// Spent on commands.
+    busy: Duration,
     spans: Spans,
 }
 
@@ -72,8 +91,15 @@ impl Rank {
     /// A rank at the beginning of an epoch.
     #[must_use]
     pub fn new(engine: impl Engine + 'static, epoch: u64) -> Self {
-        let (tables, spans) = (Tables::default(), Spans::default());
-        Self { engine: Box::new(engine), tables, epoch, next: 1, spans }
+        Self {
+            engine: Box::new(engine),
+            tables: Tables::default(),
+            epoch,
+            next: 1,
+            clock: Clock::system(),
+            busy: Duration::ZERO,
+            spans: Spans::default(),
+        }
     }
 
     /// The same, whose work for traced turns is told.
@@ -104,6 +130,26 @@ impl Rank {
         self.epoch
     }
 
+    #[must_use]
+    pub fn engine(&self) -> &dyn Engine {
+        &*self.engine
+    }
+
+    /// What people may know of it.
+    #[must_use]
+    pub fn figures(&self) -> RankFigures {
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let EngineFigures { weight_bytes, kv_bytes, threads, across } = self.engine.figures();
+        RankFigures {
+            step: self.next - 1,
+            weight_bytes,
+            kv_bytes,
+            threads,
+            computing_us: micros(self.busy.saturating_sub(across)),
+            across_us: micros(across),
+        }
+    }
+
     /// Carries out the next command.
     ///
     /// # Errors
@@ -116,14 +162,17 @@ impl Rank {
         }
         self.next += 1;
         self.engine.begin(StepTag { epoch: self.epoch, step: *step });
-        match work {
+        let began = self.clock.now();
+        let outcome = match work {
             Work::Run(plan) => self.run_plan(plan),
             Work::Score(changes, scoring) => {
                 changes.iter().for_each(|change| self.engine.change(change));
                 self.score(scoring)
             }
             Work::Beat | Work::End => Ok(Outcome::Nothing),
-        }
+        };
+        self.busy += self.clock.now().since(began);
+        outcome
     }
 
     fn run_plan(&mut self, plan: &StepPlan) -> Result<Outcome, RankError> {

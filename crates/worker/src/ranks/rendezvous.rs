@@ -67,7 +67,7 @@ pub(super) enum Welcome {
 }
 
 /// What a follower needs to know of its group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Terms {
     pub(super) epoch: u64,
     /// Slots of the KV rows, the archive's included.
@@ -75,6 +75,8 @@ pub(super) struct Terms {
     /// 0: f32, 1: f16, 2: bf16.
     pub(super) row_type: u8,
     pub(super) timeout_ms: u64,
+    /// Id of the group of NCCL in which ranks add up; `None`: they do so over the second connection.
+    pub(super) nccl: Option<Vec<u8>>,
 }
 
 /// Sends a greeting, with its length in front.

@@ -27,7 +27,8 @@ pub struct Threads {
     options: ExecutorOptions,
     /// Longest that a rank waits for another.
     timeout: Duration,
-    followers: Vec<JoinHandle<()>>,
+    /// By rank.
+    followers: Vec<(usize, JoinHandle<()>)>,
     probe: Arc<dyn Probe>,
     watch: Option<RankWatch>,
 }
@@ -53,12 +54,12 @@ impl Threads {
         self
     }
 
-    /// Waits for the followers of the epoch before, whose memory is needed; how many have not ended. A thread cannot be
+    /// Waits for the followers of the epoch before, whose memory is needed; which have not ended. A thread cannot be
     /// ended from outside, so one that hangs keeps the group down instead of the driver.
-    fn join(&mut self) -> usize {
+    fn join(&mut self) -> Vec<usize> {
         for _ in 0..LOOKS {
             // One that panicked has said so on standard error.
-            for ended in self.followers.extract_if(.., |follower| follower.is_finished()) {
+            for (_, ended) in self.followers.extract_if(.., |(_, follower)| follower.is_finished()) {
                 let _ = ended.join();
             }
             if self.followers.is_empty() {
@@ -66,16 +67,20 @@ impl Threads {
             }
             std::thread::sleep(LOOK);
         }
-        self.followers.len()
+        self.followers.iter().map(|(rank, _)| *rank).collect()
     }
 }
 
 impl Formation for Threads {
+    fn world(&self) -> usize {
+        self.shards.len()
+    }
+
     fn form(&mut self, epoch: u64) -> Result<Leader, FormError> {
         let world = self.shards.len();
-        let missing = self.join();
-        if missing > 0 {
-            return Err(FormError::Missing { missing, world });
+        let ranks = self.join();
+        if !ranks.is_empty() {
+            return Err(FormError::Missing { ranks, world });
         }
         if world == 1 {
             let executor = Executor::new(Arc::clone(&self.shards[0]), self.options)?;
@@ -104,7 +109,7 @@ impl Formation for Threads {
                 }
             };
             let thread = std::thread::Builder::new().name(format!("hawser-rank-{rank}")).spawn(run);
-            self.followers.push(thread.map_err(|source| FormError::Start { rank, source })?);
+            self.followers.push((rank, thread.map_err(|source| FormError::Start { rank, source })?));
         }
         Ok(leader.expect("rank 0 is the leader"))
     }

@@ -126,6 +126,11 @@ impl TurnService {
     ) -> Result<TurnStream, TurnError> {
         let continued = begun.as_ref().map_or(0, |begun| begun.tokens.len());
         let shared = &self.shared;
+        // Taken before anything is waited for, so that a shutdown waits for this turn, or this turn sees the drain.
+        let tracked = shared.turns.token();
+        if shared.draining.is_cancelled() {
+            return Err(TurnError::Draining);
+        }
         watch.about(request.session.as_ref(), &shared.owner());
         let key = request.session.clone().map(|session| SessionKey { tenant: tenant.clone(), session });
         let held = match &key {
@@ -150,7 +155,6 @@ impl TurnService {
             // Prefill is running meanwhile; nothing has left this process yet.
             shared.claim(key, held).await?;
         }
-        let tracked = shared.turns.token();
         Ok(TurnStream::new(TurnStreamParts { guard, prompt, continued, events, tracked }))
     }
 

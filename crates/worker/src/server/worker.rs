@@ -12,6 +12,7 @@ use tonic::metadata::MetadataValue;
 use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
 
+use super::ranks::state;
 use super::sessions::SessionService;
 use super::stream::TurnStream;
 use super::turns::{Shared, TurnService};
@@ -207,6 +208,15 @@ impl v1::worker_server::Worker for WorkerService {
         _request: Request<v1::DescribeModelRequest>,
     ) -> Result<Response<v1::DescribeModelResponse>, Status> {
         Ok(Response::new(v1::DescribeModelResponse { model: Some(self.model.clone()) }))
+    }
+
+    async fn describe_ranks(
+        &self,
+        _request: Request<v1::DescribeRanksRequest>,
+    ) -> Result<Response<v1::DescribeRanksResponse>, Status> {
+        let report = self.shared.driver.report();
+        let state = state(&report.borrow(), self.shared.clock.now());
+        Ok(Response::new(v1::DescribeRanksResponse { state: Some(state) }))
     }
 
     async fn tokenize(

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use hawser_common::SlotId;
-use hawser_device::collective::StepTag;
+use hawser_device::collective::{CallTimer, StepTag, Traffic};
 use hawser_kv::RowMove;
 use hawser_model::executor::{
     Batch, LogitRows, Logits, MemoryId, Recursion, ScoreRequest, Scores, Sequence, StepError,
@@ -14,7 +14,7 @@ use hawser_model::executor::{
 
 use super::cost::{SimulatedOptions, Work};
 use super::text::{END, VOCABULARY};
-use crate::ranks::{Engine, FormError, Formation, Leader, Rank};
+use crate::ranks::{Engine, EngineFigures, FormError, Formation, Leader, Rank};
 use crate::scheduler::RankChange;
 
 /// What answers are made of: words of a few letters.
@@ -126,6 +126,19 @@ impl Engine for SimulatedEngine {
         sleep(self.options.score_time(values.len()));
         Ok(Some(Scores { values, non_finite: 0 }))
     }
+
+    fn figures(&self) -> EngineFigures {
+        let kv_bytes = size_of_val(&self.rows[..]) as u64;
+        EngineFigures { weight_bytes: 0, kv_bytes, threads: 1, across: Duration::ZERO }
+    }
+
+    fn call_timer(&self) -> Option<&CallTimer> {
+        None
+    }
+
+    fn traffic(&self) -> Traffic {
+        Traffic::default()
+    }
 }
 
 /// Index of the token that follows a history whose last token is `last`.
@@ -162,6 +175,10 @@ pub struct SimulatedFormation {
 }
 
 impl Formation for SimulatedFormation {
+    fn world(&self) -> usize {
+        1
+    }
+
     fn form(&mut self, epoch: u64) -> Result<Leader, FormError> {
         let engine = SimulatedEngine::new(self.options.clone(), self.slots);
         Ok(Leader::alone(Rank::new(engine, epoch)))

@@ -92,7 +92,8 @@ pub async fn direct(
     clock: &Clock,
 ) -> Result<Exchange, Failed> {
     let route = Some(wire::Route { tenant: TenantId::single().to_string(), epoch });
-    let mut call = Request::new(wire::WorkerGenerateRequest { route, request: Some(request) });
+    let mut call =
+        Request::new(wire::WorkerGenerateRequest { route, request: Some(request), continue_from: None });
     call.set_timeout(TURN_LIMIT);
     let opened = leader.generate(call).await;
     let mut frames = opened.map_err(|status| Failed::status(&status))?.into_inner();

@@ -1,6 +1,12 @@
 //! What this process used, as the kernel counts it.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
+
+/// CPU time of each of `names`, as [`cpu_of`].
+pub fn cpu_by(names: &[&'static str]) -> BTreeMap<&'static str, Duration> {
+    names.iter().map(|&name| (name, cpu_of(name))).collect()
+}
 
 /// CPU time of this process's threads whose names begin with `name` (of at most 15 bytes). Threads that have ended are
 /// not counted. Zero where the kernel does not say.

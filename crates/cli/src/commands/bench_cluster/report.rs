@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::cluster::ROUTER_THREADS;
 use super::history::Verdict;
 use super::meter::quantile;
 use super::plan::Plan;
@@ -21,8 +22,8 @@ pub struct Phase {
     pub turns_per_s: f64,
     pub frames: u64,
     pub frames_per_s: f64,
-    /// CPU time of the routers' threads.
-    pub router_cpu_s: f64,
+    /// CPU time by the names of threads.
+    pub cpu_s: BTreeMap<&'static str, f64>,
     pub router_cpu_us_per_turn: f64,
     /// Frames for a second of one core.
     pub frames_per_router_core_s: f64,
@@ -104,10 +105,16 @@ fn per(count: u64, seconds: f64) -> f64 {
 }
 
 impl Phase {
-    pub fn of(name: &'static str, tally: &Tally, took: Duration, cpu: Duration) -> Self {
+    pub fn of(
+        name: &'static str,
+        tally: &Tally,
+        took: Duration,
+        cpu: &BTreeMap<&'static str, Duration>,
+    ) -> Self {
         let mut first = tally.first_token.clone();
         first.sort_unstable();
-        let (seconds, router_cpu_s) = (took.as_secs_f64(), cpu.as_secs_f64());
+        let seconds = took.as_secs_f64();
+        let router_cpu_s = cpu.get(ROUTER_THREADS).copied().unwrap_or_default().as_secs_f64();
         Self {
             name,
             seconds,
@@ -115,7 +122,7 @@ impl Phase {
             turns_per_s: per(tally.turns, seconds),
             frames: tally.frames,
             frames_per_s: per(tally.frames, seconds),
-            router_cpu_s,
+            cpu_s: cpu.iter().map(|(name, time)| (*name, time.as_secs_f64())).collect(),
             router_cpu_us_per_turn: router_cpu_s * 1e6 / tally.first_token.len().max(1) as f64,
             frames_per_router_core_s: per(tally.frames, router_cpu_s),
             first_token_p50_us: quantile(&first, 0.5),
@@ -216,6 +223,9 @@ impl Report {
             let calls: Vec<String> = calls.map(|(name, calls)| format!("{name} {}", count(*calls))).collect();
             let calls = if calls.is_empty() { "none".to_owned() } else { calls.join(", ") };
             line(format!("calls of the store, {}: {calls}", phase.name));
+            let each = |cpu: f64| cpu * 1e6 / phase.turns.max(1) as f64;
+            let cpu = phase.cpu_s.iter().map(|(name, cpu)| format!("{name} {:.0}", each(*cpu)));
+            line(format!("µs of CPU per turn, {}: {}", phase.name, cpu.collect::<Vec<_>>().join(", ")));
         }
         if let Some(added) = &self.added {
             line(format!(

@@ -1,6 +1,6 @@
 //! The runs: start a cluster, drive it, read the counters, judge.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,15 +14,17 @@ use hawser_placement::{LeaseId, Store};
 use hawser_router::Strategy;
 use hawser_worker::WorkerHandle;
 
-use super::cluster::{Cluster, GRACE, Groups, ROUTER_THREADS, runtime};
+use super::cluster::{Cluster, GRACE, GROUP_THREADS, Groups, ROUTER_THREADS, STORE_THREADS, runtime};
 use super::drive::{Load, leader};
-use super::meter::{cpu_of, resident, threads};
+use super::meter::{cpu_by, resident, threads};
 use super::plan::{Plan, Preset};
 use super::report::{Added, Compared, Phase, Report};
 use super::tally::Tally;
 use crate::console::error;
 
 const CLIENT_THREADS: &str = "bench-client";
+/// Threads whose CPU time is told apart; the drivers of the groups have a name of their own.
+const PARTS: [&str; 5] = [ROUTER_THREADS, GROUP_THREADS, "hawser-driver", STORE_THREADS, CLIENT_THREADS];
 const POLL: Duration = Duration::from_millis(10);
 /// Longest wait for a router to hear of every session.
 const HEARD: Duration = Duration::from_secs(120);
@@ -61,11 +63,15 @@ fn driven(plan: &Plan, etcd: &[String]) -> anyhow::Result<(Report, Tally)> {
         error(format!("{name} …"));
         let churns = (turns > 1).then_some(plan.churn).flatten();
         let churning = churns.map(|churn| start_churn(&mut cluster, &load, churn.groups));
-        let before = (clock.now(), cpu_of(ROUTER_THREADS), cluster.groups.calls.snapshot());
+        let before = (clock.now(), cpu_by(&PARTS), cluster.groups.calls.snapshot());
         let tally = clients.block_on(load.run(turns));
         let took = clock.now().since(before.0);
-        let cpu = cpu_of(ROUTER_THREADS).saturating_sub(before.1);
-        let mut phase = Phase::of(name, &tally, took, cpu);
+        let mut cpu = cpu_by(&PARTS);
+        for (name, before) in before.1 {
+            let now = cpu.entry(name).or_default();
+            *now = now.saturating_sub(before);
+        }
+        let mut phase = Phase::of(name, &tally, took, &cpu);
         let calls = cluster.groups.calls.snapshot();
         phase.store_calls =
             calls.into_iter().map(|(name, calls)| (name, calls - before.2.get(name).unwrap_or(&0))).collect();
@@ -216,7 +222,7 @@ fn sticky(plan: &Plan, etcd: &[String]) -> anyhow::Result<Report> {
     ] {
         error(format!("{name}:"));
         let (report, tally) = driven(&Plan { strategy, ..plan.clone() }, etcd)?;
-        let all = Phase::of(name, &tally, Duration::ZERO, Duration::ZERO);
+        let all = Phase::of(name, &tally, Duration::ZERO, &BTreeMap::new());
         compared.push(Compared {
             strategy: name,
             first_token_p50_us: all.first_token_p50_us,

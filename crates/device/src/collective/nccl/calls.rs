@@ -93,7 +93,7 @@ impl From<Op> for call::Op {
         match op {
             Op::AllReduce(by) => Self::AllReduce(by),
             Op::ReduceToLeader(by) => Self::ReduceToLeader(by),
-            Op::AllGather => Self::AllGather,
+            Op::AllGather => Self::Gather,
             Op::Broadcast => Self::Broadcast,
         }
     }

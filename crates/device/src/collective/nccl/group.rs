@@ -86,6 +86,7 @@ impl Nccl {
         let plan = Plan::in_place(self.comm.member(), op, call.kind, bytes.len() / call.kind.bytes());
         let result = self.run(&plan, &bytes[plan.input.clone()], &call, deadline)?;
         bytes[plan.output.clone()].copy_from_slice(result);
+        self.traffic.messages += u64::from(plan.sent > 0);
         self.traffic.bytes += plan.sent;
         Ok(())
     }
@@ -138,26 +139,29 @@ impl Collective for Nccl {
         self.values(Op::ReduceToLeader(by), data)
     }
 
-    fn all_gather(
-        &mut self,
-        part: &[f32],
-        counts: &[usize],
-        whole: &mut [f32],
-    ) -> Result<(), CollectiveError> {
+    fn gather(&mut self, part: &[f32], counts: &[usize], whole: &mut [f32]) -> Result<(), CollectiveError> {
         assert_gather(part, counts, whole, self.rank(), self.world());
+        let leads = self.rank() == 0;
         let call = self.numbering.gather(counts);
         let deadline = self.begin(&call)?;
         // NCCL gathers equal parts only: all are as long as the longest, and the ends of the others are dropped.
         let longest = counts.iter().copied().max().unwrap_or(0);
-        let plan = Plan::gather(self.comm.member(), call.kind, longest);
+        let mut plan = Plan::gather(self.comm.member(), call.kind, longest);
+        if !leads {
+            plan.output = 0..0;
+        }
+        self.traffic.messages += u64::from(plan.sent > 0);
+        self.traffic.bytes += plan.sent;
         let padded = self.run(&plan, bytemuck::cast_slice(part), &call, deadline)?;
+        if !leads {
+            return Ok(());
+        }
         let mut rest: &mut [u8] = bytemuck::cast_slice_mut(whole);
         for (count, padded) in counts.iter().zip(padded.chunks_exact(plan.own_bytes().max(1))) {
             let (place, behind) = rest.split_at_mut(count * size_of::<f32>());
             place.copy_from_slice(&padded[..place.len()]);
             rest = behind;
         }
-        self.traffic.bytes += plan.sent;
         Ok(())
     }
 

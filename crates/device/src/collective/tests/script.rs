@@ -142,7 +142,7 @@ fn step(
             let counts = &counts[..rank.world()];
             let Data::F32(part) = Data::of(Type::F32, counts[rank.rank()], key) else { unreachable!() };
             let mut whole = vec![f32::NAN; counts.iter().sum()];
-            rank.all_gather(&part, counts, &mut whole)?;
+            rank.gather(&part, counts, &mut whole)?;
             Ok(Data::F32(whole).bits())
         }
         Item::Broadcast(of, len) => {
@@ -164,6 +164,10 @@ pub(super) fn reference(rank: usize, world: usize, script: &[Item], seed: u64) -
             Item::AllReduce(of, len, by) => Data::reduced(&all(of, len), by).bits(),
             Item::ReduceToLeader(of, len, by) if rank == 0 => Data::reduced(&all(of, len), by).bits(),
             Item::ReduceToLeader(of, len, _) => Data::of(of, len, (seed, index, rank)).bits(),
+            // Followers keep what they had.
+            Item::Gather(counts) if rank > 0 => {
+                Data::F32(vec![f32::NAN; counts[..world].iter().sum()]).bits()
+            }
             Item::Gather(counts) => {
                 let part = |r: usize| Data::of(Type::F32, counts[r], (seed, index, r)).bits();
                 (0..world).flat_map(part).collect()
