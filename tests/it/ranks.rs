@@ -294,3 +294,61 @@ pub(crate) async fn served(client: &Client, limit: Duration) -> Vec<u32> {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
+
+/// What `hawser status --json` says of the only group, once `done` says that it is what was waited for.
+async fn status(uri: &str, done: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
+    let clock = Clock::system();
+    let until = clock.now().after(Duration::from_secs(60));
+    loop {
+        let shown = crate::process::run(&["status", "--server", uri, "--json"], "").await;
+        let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
+        let group = &shown["groups"][0];
+        if done(group) {
+            return group.clone();
+        }
+        assert!(clock.now() < until, "never seen; last: {group:#}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn health(group: &serde_json::Value, rank: usize) -> &str {
+    group["state"]["ranks"][rank]["health"].as_str().unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn p22_status_shows_every_rank_and_which_one_went() {
+    let (router, uri) = Server::router(&[]).await;
+    let client = connect(&uri).await;
+    let meeting = free_address();
+    let leader = start_leader(&uri, &meeting).await;
+    let other = start_follower(&[], &meeting);
+    served(&client, Duration::from_secs(60)).await;
+    // Heartbeats say where each rank is.
+    let group = status(&uri, |group| group["state"]["ranks"][1]["step"].as_u64() > Some(0)).await;
+    assert_eq!((health(&group, 0), health(&group, 1)), ("up", "up"), "{group:#}");
+    let number = |rank: usize, key: &str| group["state"]["ranks"][rank][key].as_u64().unwrap();
+    for key in ["weight_bytes", "kv_bytes", "threads", "computing_us", "across_us"] {
+        assert!(number(0, key) > 0 && number(1, key) > 0, "{key}: {group:#}");
+    }
+    // Two of the three KV heads, and one.
+    assert_eq!(number(0, "kv_bytes"), 2 * number(1, "kv_bytes"));
+    other.freeze();
+    let group = status(&uri, |group| matches!(health(group, 1), "slow" | "gone")).await;
+    assert_eq!(health(&group, 0), "up", "{group:#}");
+    other.kill().await;
+    let gone = |group: &serde_json::Value| health(group, 1) == "gone" && group["departed"] == true;
+    let group = status(&uri, gone).await;
+    assert_eq!(group["state"]["phase"], "forming", "{group:#}");
+    assert!(!group["state"]["ranks"][1]["reason"].as_str().unwrap().is_empty(), "{group:#}");
+    let text = crate::process::run(&["status", "--server", &uri], "").await;
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("left") && text.contains("gone"), "{text}");
+    let other = start_follower(&[], &meeting);
+    let back = |group: &serde_json::Value| health(group, 1) == "up" && group["departed"] == false;
+    let group = status(&uri, back).await;
+    assert!(group["state"]["rank_epoch"].as_u64() > Some(1), "{group:#}");
+    drop(client);
+    leader.stop().await;
+    drop(other);
+    router.stop().await;
+}

@@ -27,6 +27,7 @@ pub struct Threads {
     options: ExecutorOptions,
     /// Longest that a rank waits for another.
     timeout: Duration,
+    /// By rank.
     followers: Vec<(usize, JoinHandle<()>)>,
     probe: Arc<dyn Probe>,
     watch: Option<RankWatch>,
@@ -53,7 +54,7 @@ impl Threads {
         self
     }
 
-    /// Waits for the followers of the epoch before, whose memory is needed, and names those that have not ended. A thread cannot be
+    /// Waits for the followers of the epoch before, whose memory is needed; which have not ended. A thread cannot be
     /// ended from outside, so one that hangs keeps the group down instead of the driver.
     fn join(&mut self) -> Vec<usize> {
         for _ in 0..LOOKS {

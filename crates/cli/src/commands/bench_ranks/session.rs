@@ -1,5 +1,7 @@
 //! Steps of one session, and what they take.
 
+use std::sync::Arc;
+
 use hawser_common::clock::Clock;
 use hawser_common::{Position, SlotId};
 use hawser_worker::ranks::TableChange;
