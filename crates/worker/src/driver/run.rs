@@ -9,10 +9,13 @@ use hawser_common::group::Capacity;
 use hawser_model::executor::Logits;
 use tokio::sync::{mpsc, watch};
 
+mod moves;
+
 use super::command::{Command, DriverOptions, Turn};
 use crate::ranks::{BEAT, FormError, Formation, Leader, RankError, Scoring};
 use crate::scheduler::{Kept, PlanEntry, Scheduler, SequenceId, StepPlan, Verdict};
 use crate::turn::{Finish, Generation, TurnEnd, TurnError, TurnEvent, Usage};
+use moves::Moving;
 
 /// How often a driver looks for room when every sequence waits for its reader.
 const PAUSED_POLL: Duration = Duration::from_millis(1);
@@ -46,6 +49,8 @@ pub(super) struct Driver {
     options: DriverOptions,
     scheduler: Scheduler,
     running: HashMap<SequenceId, Running>,
+    /// As many as the tasks that move sessions hold.
+    moving: Vec<Moving>,
     clock: Clock,
     inbox: Receiver<Command>,
     next_report: Tick,
@@ -78,6 +83,7 @@ impl Driver {
             options: *options,
             scheduler: scheduler(options),
             running: HashMap::new(),
+            moving: Vec::new(),
             clock,
             inbox,
             next_report: now,
@@ -96,6 +102,7 @@ impl Driver {
         while self.take_commands().is_ok() {
             let now = self.clock.now();
             self.drop_ended(now);
+            self.sweep();
             self.keep_group(now);
             let plan = self.leader.as_ref().map(|_| self.scheduler.plan(now));
             if let Some(plan) = plan.filter(|plan| !plan.is_empty()) {
@@ -195,6 +202,7 @@ impl Driver {
             Command::Live { keys, done } => {
                 let _ = done.send(keys.iter().map(|key| self.scheduler.live(key)).collect());
             }
+            Command::Move(command) => self.obey_move(*command, now),
             Command::Inspect { key, done } => {
                 let _ = done.send(self.scheduler.inspect(&key));
             }
@@ -288,6 +296,7 @@ impl Driver {
         self.leader = None;
         self.is_up.send_replace(false);
         self.scheduler = scheduler(&self.options);
+        self.moving.clear();
         let reason = error.to_string();
         for (_, turn) in self.running.drain() {
             send(&turn.events, TurnEvent::Failed(TurnError::GroupFailed { reason: reason.clone() }));

@@ -1,7 +1,8 @@
 //! The leader's end of a group: says every command to all ranks and carries it out itself.
 
+use hawser_common::SlotId;
 use hawser_device::collective::AbortHandle;
-use hawser_model::executor::{Logits, Scores};
+use hawser_model::executor::{Logits, MemoryId, MemoryState, Scores};
 
 use super::command::{Command, Scoring, Work};
 use super::link::Link;
@@ -79,8 +80,57 @@ impl Leader {
         let command = self.command(Work::Score(changes, scoring));
         match self.tell(&command)? {
             Outcome::Scores(scores) => Ok(scores),
-            Outcome::Nothing | Outcome::Logits(_) => Ok(None),
+            Outcome::Nothing | Outcome::Logits(_) | Outcome::Rows(_) | Outcome::Memory(_) => Ok(None),
         }
+    }
+
+    /// Rows of a session that leaves, as the whole model has them.
+    ///
+    /// # Errors
+    /// As [`Leader::step`].
+    pub fn read_rows(&mut self, slots: Vec<SlotId>) -> Result<Vec<u8>, RankError> {
+        let command = self.command(Work::ReadRows(slots));
+        match self.tell(&command)? {
+            Outcome::Rows(bytes) => Ok(bytes),
+            _ => Err(self.gap()),
+        }
+    }
+
+    /// Stores rows of a session that enters; their number of bytes was checked.
+    ///
+    /// # Errors
+    /// As [`Leader::step`].
+    pub fn write_rows(&mut self, slots: Vec<SlotId>, bytes: Vec<u8>) -> Result<(), RankError> {
+        let command = self.command(Work::WriteRows(slots, bytes));
+        self.tell(&command).map(drop)
+    }
+
+    /// What is remembered of a session that leaves.
+    ///
+    /// # Errors
+    /// As [`Leader::step`].
+    pub fn read_memory(&mut self, id: MemoryId) -> Result<Option<MemoryState>, RankError> {
+        let command = self.command(Work::ReadMemory(id));
+        match self.tell(&command)? {
+            Outcome::Memory(state) => Ok(state.map(|state| *state)),
+            _ => Err(self.gap()),
+        }
+    }
+
+    /// Remembers of a session that enters what was remembered elsewhere; that it fits was checked.
+    ///
+    /// # Errors
+    /// As [`Leader::step`].
+    pub fn write_memory(&mut self, id: MemoryId, state: MemoryState) -> Result<(), RankError> {
+        let command = self.command(Work::WriteMemory(id, Box::new(state)));
+        self.tell(&command).map(drop)
+    }
+
+    /// Bytes of one slot in all layers and heads of the model, and numbers of one query row.
+    #[must_use]
+    pub fn sizes(&self) -> (usize, usize) {
+        let executor = self.rank.executor();
+        (executor.slot_bytes(), executor.query_numbers())
     }
 
     fn command(&self, work: Work) -> Command {

@@ -100,7 +100,11 @@ impl Link {
             Work::Beat => true,
             Work::Score(..) => cfg!(debug_assertions),
             Work::Run(_) => command.step.is_multiple_of(COMPARE_EVERY),
-            Work::End => false,
+            Work::ReadRows(_)
+            | Work::WriteRows(..)
+            | Work::ReadMemory(_)
+            | Work::WriteMemory(..)
+            | Work::End => false,
         };
         if !due {
             return Ok(());

@@ -5,7 +5,7 @@
 
 use hawser_common::{Coded, ErrorCode};
 use hawser_device::collective::{CollectiveError, StepTag};
-use hawser_model::executor::{Batch, Executor, LogitRows, Logits, Scores, Sequence, StepError};
+use hawser_model::executor::{Batch, Executor, LogitRows, Logits, MemoryState, Scores, Sequence, StepError};
 use thiserror::Error;
 
 use super::command::{Command, CommandError, Scoring, Work};
@@ -49,6 +49,9 @@ pub enum Outcome {
     Logits(Logits),
     /// `None`: nothing is remembered to score by.
     Scores(Option<Scores>),
+    Rows(Vec<u8>),
+    /// `None`: nothing is remembered.
+    Memory(Option<Box<MemoryState>>),
 }
 
 /// A rank's state.
@@ -106,6 +109,16 @@ impl Rank {
             Work::Score(changes, scoring) => {
                 self.change_all(changes);
                 self.score(scoring)
+            }
+            Work::ReadRows(slots) => Ok(Outcome::Rows(self.executor.read_rows(slots)?)),
+            Work::WriteRows(slots, bytes) => {
+                self.executor.write_rows(slots, bytes);
+                Ok(Outcome::Nothing)
+            }
+            Work::ReadMemory(id) => Ok(Outcome::Memory(self.executor.read_memory(*id)?.map(Box::new))),
+            Work::WriteMemory(id, state) => {
+                self.executor.write_memory(*id, state);
+                Ok(Outcome::Nothing)
             }
             Work::Beat | Work::End => Ok(Outcome::Nothing),
         }
