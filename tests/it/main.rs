@@ -5,6 +5,7 @@ mod arrows;
 mod cluster;
 mod faults;
 mod inspect;
+mod moving;
 mod process;
 mod processes;
 mod ranks;

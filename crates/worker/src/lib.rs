@@ -6,6 +6,7 @@
 
 pub mod driver;
 mod lifecycle;
+pub mod moving;
 mod options;
 pub mod ranks;
 mod remote_store;

@@ -17,6 +17,7 @@ use hawser_model::text::{ChatTemplate, TemplateError};
 use hawser_proto::v1;
 use thiserror::Error;
 
+use crate::moving::snapshot::Shape;
 use crate::options::{KvType, WorkerOptions};
 use crate::ranks::{Formation, Processes, Threads};
 use crate::session::Text;
@@ -80,6 +81,8 @@ pub(super) struct Loaded {
     /// Slots behind them, for copies of evicted rows.
     pub archive_slots: usize,
     pub model: v1::ModelInfo,
+    /// What another group must have in common with this one to take its sessions over.
+    pub shape: Shape,
     pub report: LoadReport,
 }
 
@@ -114,6 +117,15 @@ pub(super) fn load(options: &WorkerOptions, clock: &Clock) -> Result<Loaded, Loa
         digest: checkpoint.digest().to_string(),
         groups: 1,
     };
+    let size = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    let shape = Shape {
+        digest: info.digest.clone(),
+        kv_type: options.kv_type,
+        layers: size(config.layers),
+        heads: size(config.heads),
+        kv_heads: size(config.kv_heads),
+        head_dim: size(config.head_dim),
+    };
     let report = LoadReport {
         model: name,
         architecture,
@@ -124,7 +136,7 @@ pub(super) fn load(options: &WorkerOptions, clock: &Clock) -> Result<Loaded, Loa
         threads: NonZeroUsize::get(threads),
         elapsed: clock.now().since(started),
     };
-    Ok(Loaded { formation, text, end_ids, context, slots, archive_slots, model: info, report })
+    Ok(Loaded { formation, text, end_ids, context, slots, archive_slots, model: info, shape, report })
 }
 
 /// The shards that are here: all of a group in one process, one of a group of processes.

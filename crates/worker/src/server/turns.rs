@@ -18,6 +18,7 @@ use tokio_util::task::TaskTracker;
 use super::intent::keep;
 use super::stream::{TurnStream, TurnStreamParts};
 use crate::driver::{DriverHandle, Turn};
+use crate::moving::{Moves, hand_over};
 use crate::scheduler::{Keep, SequenceId, Submission};
 use crate::session::{Held, Prompt, Sessions, Text, Transcript, build_prompt};
 use crate::turn::{Generation, GenerationOptions, TurnError};
@@ -39,6 +40,7 @@ pub(crate) struct Shared {
     pub(crate) driver: DriverHandle,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) registration: RegistrationHandle,
+    pub(crate) moves: Moves,
     pub(crate) clock: Clock,
     pub(crate) tasks: Tasks,
     /// Cancelled once the group drains.
@@ -64,6 +66,21 @@ impl Shared {
             return Err(TurnError::StaleOwner(self.owner()));
         }
         Ok(())
+    }
+
+    /// As [`Shared::admit`], for a call that names a session. While the group drains, a session of its own is handed over
+    /// first, so that the refusal says who the owner is.
+    ///
+    /// # Errors
+    /// As [`Shared::admit`].
+    pub(crate) async fn admit_for(self: &Arc<Self>, epoch: Epoch, key: &SessionKey) -> Result<(), TurnError> {
+        match self.admit(epoch) {
+            Err(TurnError::Draining) => {
+                let owner = hand_over(self, key).await;
+                Err(owner.map_or(TurnError::Draining, TurnError::StaleOwner))
+            }
+            admitted => admitted,
+        }
     }
 
     /// Makes the session this group's in the store, once per epoch.
@@ -207,9 +224,19 @@ impl TurnGuard {
     /// Checks the session in, before the stream itself ends.
     pub(crate) fn check_in(&mut self) {
         let (Some(key), Some(held)) = (&self.key, self.held.take()) else { return };
-        let leaves_nothing = !held.is_kept();
-        if held.claimed.is_some() && (leaves_nothing || self.shared.draining.is_cancelled()) {
+        if held.claimed.is_none() {
+            return;
+        }
+        if !held.is_kept() {
             self.shared.unclaim(key);
+        } else if self.shared.draining.is_cancelled() {
+            // The turn counts as running until its session is somebody's.
+            let (shared, key, running) = (Arc::clone(&self.shared), key.clone(), self.shared.turns.token());
+            drop(held);
+            self.shared.tasks.spawn(async move {
+                hand_over(&shared, &key).await;
+                drop(running);
+            });
         }
     }
 }
