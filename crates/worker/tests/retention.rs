@@ -311,6 +311,10 @@ impl Harness {
     /// Moves all sessions to a fresh scheduler with another pool; one without room is lost.
     fn relocate(&mut self, slots: usize) {
         self.drain();
+        // As the driver does before it reads a row: what waits for the next plan is done first.
+        for change in self.scheduler.take_changes() {
+            self.change(&change);
+        }
         let mut rows = HashMap::new();
         let mut target = Scheduler::new(self.limits, slots, ARCHIVE);
         for session in 0..self.sessions.len() {
