@@ -30,6 +30,7 @@ missing_packages() {
 # Prints the Debian packages that only tests need: they start servers of their own on free ports.
 missing_test_packages() {
   command -v etcd >/dev/null || [ -n "${HAWSER_ETCD:-}${HAWSER_SKIP_ETCD:-}" ] || echo etcd-server
+  command -v ip >/dev/null || echo iproute2
 }
 
 # Installs what is missing, and nothing else: for building, or with `tests` for the tests too.

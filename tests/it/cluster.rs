@@ -6,6 +6,7 @@ use std::time::Duration;
 use hawser_client::{Client, Frame, Sampling, wire};
 use hawser_common::clock::Clock;
 use hawser_common::tasks::Tasks;
+use hawser_common::telemetry::Telemetry;
 use hawser_placement::{EmbeddedStore, Store};
 use hawser_router::{Router, RouterHandle, RouterOptions};
 use hawser_tests::demo_model;
@@ -21,17 +22,27 @@ pub(crate) struct Cluster {
     tasks: Tasks,
     store: Arc<dyn Store>,
     clock: Clock,
+    telemetry: Telemetry,
 }
 
 impl Cluster {
     /// `groups` groups named `g0`, `g1`, … over the demo model.
     pub(crate) async fn start(groups: usize, adjust: impl Fn(&mut WorkerOptions)) -> Self {
+        Self::start_observed(groups, adjust, Telemetry::off()).await
+    }
+
+    pub(crate) async fn start_observed(
+        groups: usize,
+        adjust: impl Fn(&mut WorkerOptions),
+        telemetry: Telemetry,
+    ) -> Self {
         let (clock, tasks) = (Clock::system(), Tasks::new());
         let store: Arc<dyn Store> = EmbeddedStore::start(clock.clone(), &tasks, Default::default());
         let options = RouterOptions { listen: ([127, 0, 0, 1], 0).into(), ..RouterOptions::default() };
-        let router = Router::start(&options, Arc::clone(&store), None, clock.clone()).unwrap();
+        let router =
+            Router::start_observed(&options, Arc::clone(&store), None, clock.clone(), &telemetry).unwrap();
         let client = Client::connect(&format!("http://{}", router.addr())).await.unwrap();
-        let mut cluster = Self { client, workers: Vec::new(), router, tasks, store, clock };
+        let mut cluster = Self { client, workers: Vec::new(), router, tasks, store, clock, telemetry };
         for index in 0..groups {
             cluster.add_worker(&format!("g{index}"), &adjust).await;
         }
@@ -49,7 +60,9 @@ impl Cluster {
             ..WorkerOptions::default()
         };
         adjust(&mut options);
-        let worker = Worker::start(options, Arc::clone(&self.store), self.clock.clone()).await.unwrap();
+        let started =
+            Worker::start_observed(options, Arc::clone(&self.store), self.clock.clone(), &self.telemetry);
+        let worker = started.await.unwrap();
         self.workers.push(worker);
     }
 

@@ -3,11 +3,16 @@
 
 mod arrows;
 mod cluster;
+mod collector;
+mod etcd;
 mod faults;
 mod inspect;
 mod moving;
+mod network;
+mod partition;
 mod process;
 mod processes;
 mod ranks;
 mod retention;
+mod telemetry;
 mod turns;

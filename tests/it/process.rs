@@ -108,13 +108,18 @@ impl Server {
 
     /// A group of the demo model, once it has joined the router at `uri`.
     pub(crate) async fn worker(uri: &str, group: &str, more: &[&str]) -> Self {
+        Self::member(["--router", uri], group, more).await.0
+    }
+
+    /// A group of the demo model, once it is in the cluster that `joins` names, and its address.
+    pub(crate) async fn member(joins: [&str; 2], group: &str, more: &[&str]) -> (Self, String) {
         let model = demo_model();
-        let mut arguments = vec!["worker", "--router", uri, "--group", group, "--threads", "1"];
+        let mut arguments = vec!["worker", joins[0], joins[1], "--group", group, "--threads", "1"];
         arguments.extend(["--model", model.to_str().unwrap(), "--kv-memory-mib", "128"]);
         arguments.extend(more);
         let mut worker = Self::start(&arguments);
-        worker.uri_after(&format!("group {group} serves at ")).await;
-        worker
+        let uri = worker.uri_after(&format!("group {group} serves at ")).await;
+        (worker, uri)
     }
 
     /// The URI that follows `mark` on a line of the server's output.

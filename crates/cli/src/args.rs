@@ -58,16 +58,15 @@ pub struct Global {
     /// info,hawser_router=debug [default: info for router and worker, else warn]
     #[arg(long, global = true, env = "HAWSER_LOG", value_name = "FILTER", help_heading = "Global options")]
     pub log: Option<String>,
-    /// Log lines as text or as JSON
+    /// Log lines as text or as json [default: telemetry.log_format, else text]
     #[arg(
         long,
         global = true,
         env = "HAWSER_LOG_FORMAT",
         value_name = "FORMAT",
-        default_value = "text",
         help_heading = "Global options"
     )]
-    pub log_format: hawser_common::telemetry::LogFormat,
+    pub log_format: Option<hawser_common::telemetry::LogFormat>,
 }
 
 /// What to do.

@@ -6,7 +6,9 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use hawser_common::config;
 use hawser_common::{Coded, ErrorCode};
+use hawser_placement::EtcdOptions;
 use hawser_router::RouterOptions;
+use hawser_telemetry::TelemetryOptions;
 use hawser_worker::WorkerOptions;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -20,6 +22,16 @@ const MAX_GROUPS: usize = 64;
 /// Where a router listens if nothing else is said; `Config::server` names the same place.
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7070);
 
+/// Where placement is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StoreKind {
+    /// In the memory of the one router, which serves it to the workers that join.
+    Embedded,
+    /// In etcd: for several routers, and for owners that outlive a router.
+    Etcd,
+}
+
 /// Every key, described in docs/config.md.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -30,8 +42,12 @@ pub struct Config {
     pub groups: usize,
     /// Seconds that running turns have to finish after a stop signal.
     pub grace_s: u64,
+    /// Where placement is kept: the routers and the workers of a cluster say the same.
+    pub store: StoreKind,
+    pub etcd: EtcdOptions,
     pub router: RouterOptions,
     pub worker: WorkerOptions,
+    pub telemetry: TelemetryOptions,
 }
 
 /// A key out of its bounds.
@@ -43,6 +59,10 @@ pub enum InvalidConfig {
     Worker(#[from] hawser_worker::InvalidOptions),
     #[error("wrong configuration: router.{0}")]
     Router(#[from] hawser_router::InvalidOptions),
+    #[error("wrong configuration: telemetry.{0}")]
+    Telemetry(#[from] hawser_telemetry::InvalidOptions),
+    #[error("wrong configuration: {0}")]
+    Etcd(#[from] hawser_placement::InvalidEtcdOptions),
 }
 
 impl Coded for InvalidConfig {
@@ -57,8 +77,11 @@ impl Default for Config {
             server: format!("http://{LISTEN}"),
             groups: 1,
             grace_s: 30,
+            store: StoreKind::Embedded,
+            etcd: EtcdOptions::default(),
             router: RouterOptions { listen: LISTEN, ..RouterOptions::default() },
             worker: WorkerOptions::default(),
+            telemetry: TelemetryOptions::default(),
         }
     }
 }
@@ -85,6 +108,14 @@ impl Overrides {
             }
         }
         table.insert(last.to_owned(), value.into());
+    }
+
+    /// Keeps placement in the etcd of `endpoints`, if any are given.
+    pub fn set_etcd(&mut self, endpoints: &[String]) {
+        if !endpoints.is_empty() {
+            self.set("store", Some("etcd"));
+            self.set("etcd.endpoints", Some(endpoints.to_vec()));
+        }
     }
 
     /// Takes `KEY=VALUE`, where the value is TOML or else a plain text.
@@ -125,6 +156,8 @@ impl Config {
             worker.model = models::DEMO_NAME.into();
         }
         worker.validate()?;
+        self.telemetry.validate()?;
+        self.etcd.validate()?;
         Ok(self.router.validate()?)
     }
 
@@ -213,6 +246,7 @@ mod tests {
             ("worker.step_tokens=0", "worker.step_tokens is 0"),
             ("worker.retention.pool_positions=4", "worker.retention.pool_positions is 4"),
             ("router.max_in_flight=0", "router.max_in_flight is 0"),
+            ("etcd.endpoints=['nowhere']", "etcd endpoint \"nowhere\""),
         ] {
             let error = load(&[set], Overrides::default()).unwrap().validate().unwrap_err().to_string();
             assert!(error.starts_with("wrong configuration: ") && error.contains(name), "{set}: {error}");

@@ -4,7 +4,9 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hawser_common::telemetry::TraceParent;
 use hawser_proto::MAX_MESSAGE_BYTES;
+use hawser_proto::set_trace_parent;
 use hawser_proto::v1::hawser_client::HawserClient;
 use hawser_proto::v1::{self, GenerateRequest};
 use tonic::transport::{Channel, Endpoint};
@@ -24,6 +26,8 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 pub struct Client {
     rpc: HawserClient<Channel>,
     uri: Arc<str>,
+    /// What turns are told of the trace that they belong to.
+    trace: TraceParent,
 }
 
 impl Client {
@@ -38,13 +42,20 @@ impl Client {
             .await
             .map_err(|error| ClientError::Connect { uri: uri.clone(), cause: innermost(&error) })?;
         let rpc = HawserClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        Ok(Self { rpc, uri: uri.into() })
+        Ok(Self { rpc, uri: uri.into(), trace: TraceParent::default() })
     }
 
     /// Where this client connects to.
     #[must_use]
     pub fn uri(&self) -> &str {
         &self.uri
+    }
+
+    /// The same connection, whose turns belong to the trace of `parent`, a header `traceparent` as W3C Trace Context has
+    /// it. One that is malformed counts as none.
+    #[must_use]
+    pub fn in_trace(&self, parent: &str) -> Self {
+        Self { trace: TraceParent::parse(parent, None), ..self.clone() }
     }
 
     /// A conversation that this client keeps. Nothing is sent yet.
@@ -66,6 +77,7 @@ impl Client {
         if let Some(limit) = limit {
             request.set_timeout(limit);
         }
+        set_trace_parent(request.metadata_mut(), &self.trace);
         let mut rpc = self.rpc.clone();
         FrameStream::open(limit, async move { rpc.generate(request).await }).await
     }

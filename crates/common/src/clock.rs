@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Monotonic time since the clock began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,6 +54,20 @@ impl Clock {
             Source::System(start) => Tick(start.elapsed()),
             Source::Manual(nanos) => Tick(Duration::from_nanos(nanos.load(Ordering::SeqCst))),
         }
+    }
+
+    /// What a wall clock showed at `at`, by its difference to now: for what other machines are told. Never for
+    /// measuring. A manual clock begins with the Unix epoch.
+    #[must_use]
+    #[allow(clippy::disallowed_methods, reason = "the one place that reads the clock")]
+    pub fn wall(&self, at: Tick) -> SystemTime {
+        let now = self.now();
+        let wall = match &self.0 {
+            Source::System(_) => SystemTime::now(),
+            Source::Manual(_) => UNIX_EPOCH + now.0,
+        };
+        let shown = if at > now { wall.checked_add(at.since(now)) } else { wall.checked_sub(now.since(at)) };
+        shown.unwrap_or(wall)
     }
 }
 

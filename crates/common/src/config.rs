@@ -61,4 +61,4 @@ where
 }
 
 /// Variables with the prefix that are not configuration keys.
-const RESERVED: &[&str] = &["log", "log_format", "config", "fixtures", "model_dir"];
+const RESERVED: &[&str] = &["log", "log_format", "config", "fixtures", "model_dir", "etcd", "skip_etcd"];

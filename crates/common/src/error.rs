@@ -32,6 +32,21 @@ pub enum ErrorCode {
 }
 
 impl ErrorCode {
+    /// Every code, in the order of the declaration.
+    pub const ALL: [Self; 11] = [
+        Self::Invalid,
+        Self::NotFound,
+        Self::StaleOwner,
+        Self::Exhausted,
+        Self::Unavailable,
+        Self::SessionLost,
+        Self::Deadline,
+        Self::Cancelled,
+        Self::Unauthenticated,
+        Self::Forbidden,
+        Self::Internal,
+    ];
+
     /// Name used in logs and metric labels.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -1,51 +1,32 @@
-//! Logging set-up. Lines go to standard error, so that standard output stays the product's.
+//! What a process says of itself: log lines, metrics and traces.
+//!
+//! Owns the interface that the other crates speak to, and nothing that sends: no exporter, no socket, no global state.
+//! A [`Telemetry`] is handed to whoever is to be watched; one that is off costs a call through a pointer for a metric
+//! and a comparison for a span.
 
-use std::str::FromStr;
+mod label;
+mod log;
+mod meter;
+mod trace;
 
-use thiserror::Error;
-use tracing_subscriber::EnvFilter;
+pub use label::{Label, Outcome};
+pub use log::{LogFormat, TelemetryError, init};
+pub use meter::{
+    Counter, CounterBy, Gauge, GaugeBy, Histogram, Kind, LONG_S, Level, LevelGuard, Meter, Metric, SHORT_S,
+};
+pub use trace::{Span, SpanKind, TraceParent, Tracer};
 
-/// How log lines look.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LogFormat {
-    #[default]
-    Text,
-    Json,
+/// Where measurements and spans of one process go.
+#[derive(Clone, Debug, Default)]
+pub struct Telemetry {
+    pub meter: Meter,
+    pub tracer: Tracer,
 }
 
-impl FromStr for LogFormat {
-    type Err = TelemetryError;
-    fn from_str(text: &str) -> Result<Self, TelemetryError> {
-        match text {
-            "text" => Ok(Self::Text),
-            "json" => Ok(Self::Json),
-            other => Err(TelemetryError::Format { found: other.to_owned() }),
-        }
+impl Telemetry {
+    /// Goes nowhere.
+    #[must_use]
+    pub fn off() -> Self {
+        Self::default()
     }
-}
-
-/// Why logging could not be set up.
-#[derive(Debug, Error)]
-pub enum TelemetryError {
-    #[error("log format {found:?} is unknown; use text or json")]
-    Format { found: String },
-    #[error("log filter {filter:?} is wrong: {source}")]
-    Filter { filter: String, source: tracing_subscriber::filter::ParseError },
-    #[error("logging was set up already")]
-    Twice,
-}
-
-/// Starts logging for this process. `filter` is in the syntax of `tracing`, such as `info,hawser_router=debug`.
-///
-/// # Errors
-/// [`TelemetryError`] for a filter that does not parse, or a second call.
-pub fn init(filter: &str, format: LogFormat) -> Result<(), TelemetryError> {
-    let parsed = EnvFilter::try_new(filter)
-        .map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })?;
-    let lines = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(std::io::stderr);
-    let done = match format {
-        LogFormat::Text => lines.with_target(false).try_init(),
-        LogFormat::Json => lines.json().try_init(),
-    };
-    done.map_err(|_| TelemetryError::Twice)
 }

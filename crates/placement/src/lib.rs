@@ -10,11 +10,13 @@ mod backoff;
 pub mod conformance;
 pub mod embedded;
 pub mod etcd;
+mod metrics;
 pub mod registration;
 pub mod store;
 
 pub use embedded::{EmbeddedOptions, EmbeddedStore};
 pub use etcd::{EtcdOptions, EtcdStore, InvalidEtcdOptions};
+pub use metrics::{METRICS, PlacementMetrics};
 pub use registration::{ClaimError, Registration, RegistrationHandle, Standing};
 pub use store::{
     Change, ClaimOutcome, Event, Lease, LeaseId, MAX_BATCH, Snapshot, Store, StoreError, StoreFuture, Update,

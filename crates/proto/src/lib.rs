@@ -7,11 +7,13 @@ pub mod convert;
 pub mod deadline;
 pub mod fault;
 pub mod status;
+pub mod trace;
 
 pub use convert::InvalidRequest;
 pub use deadline::deadline;
 pub use fault::{Fault, fault};
 pub use status::status;
+pub use trace::{set_trace_parent, trace_parent};
 
 /// Generated from `proto/hawser/v1`.
 #[allow(

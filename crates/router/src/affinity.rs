@@ -19,6 +19,10 @@ impl Affinity {
         Self { owners: HashMap::new(), limit }
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.owners.len()
+    }
+
     pub(crate) fn owner(&self, session: &SessionKey) -> Option<&Owner> {
         self.owners.get(session)
     }

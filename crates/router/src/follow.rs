@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use hawser_placement::{Store, Watch};
+use hawser_placement::{Change, Store, Watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::metrics::RouterMetrics;
 use crate::upstream::Upstream;
 use crate::view::View;
 
@@ -21,6 +22,7 @@ pub(crate) async fn follow(
     store: Arc<dyn Store>,
     view: Arc<View>,
     upstream: Arc<Upstream>,
+    metrics: RouterMetrics,
     stop: CancellationToken,
 ) {
     let mut failures = 0u32;
@@ -39,10 +41,11 @@ pub(crate) async fn follow(
                 failures = 0;
                 tokio::select! {
                     () = stop.cancelled() => return,
-                    error = drain(watch, &view, &upstream) => error,
+                    error = drain(watch, &view, &upstream, &metrics) => error,
                 }
             }
         };
+        metrics.lost_the_store();
         if failures == 0 {
             let reason = error.map_or_else(|| "the watch ended".to_owned(), |error| error.to_string());
             warn!(%reason, "lost the placement store; known sessions go on");
@@ -59,10 +62,18 @@ pub(crate) async fn follow(
 }
 
 /// Applies updates until the watch ends, and says why it did.
-async fn drain(mut watch: Watch, view: &View, upstream: &Upstream) -> Option<hawser_placement::StoreError> {
+async fn drain(
+    mut watch: Watch,
+    view: &View,
+    upstream: &Upstream,
+    metrics: &RouterMetrics,
+) -> Option<hawser_placement::StoreError> {
     while let Some(update) = watch.next().await {
         match update {
             Ok(update) => {
+                if matches!(update.change, Change::Snapshot(_)) {
+                    metrics.listed();
+                }
                 if view.apply(update) {
                     upstream.keep(&view.groups());
                 }

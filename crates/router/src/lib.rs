@@ -15,6 +15,7 @@ pub(crate) mod deadline;
 mod error;
 pub(crate) mod fleet;
 pub(crate) mod follow;
+pub(crate) mod metrics;
 mod options;
 pub(crate) mod place;
 pub(crate) mod relay;
@@ -25,6 +26,7 @@ pub(crate) mod upstream;
 pub(crate) mod view;
 
 pub use error::RouteError;
+pub use metrics::METRICS;
 pub use options::{InvalidOptions, RouterOptions};
 pub use router::{Router, RouterHandle, StartError};
 pub use store_service::StoreService;

@@ -15,6 +15,7 @@ use crate::attempts::{Attempts, Limits, Next, Replay, SETTLE};
 use crate::deadline::Deadline;
 use crate::error::RouteError;
 use crate::fleet::InFlight;
+use crate::metrics::{Retry, RouterMetrics};
 use crate::view::{Target, View, Wanted};
 
 /// How long a session that this router has not heard of may still be on its way from the store.
@@ -46,6 +47,7 @@ pub(crate) struct Placer {
     pub(crate) view: Arc<View>,
     pub(crate) clock: Clock,
     pub(crate) limits: Limits,
+    pub(crate) metrics: RouterMetrics,
 }
 
 impl Placer {
@@ -73,6 +75,7 @@ impl Placer {
     {
         let mut attempts = Attempts::new(self.limits, call.replay);
         let mut named: Option<Owner> = None;
+        let (started, mut asking) = (self.clock.now(), Duration::ZERO);
         loop {
             let target = match named.take().and_then(|owner| self.view.target(&owner)) {
                 Some(target) => target,
@@ -82,8 +85,14 @@ impl Placer {
                 },
             };
             let in_flight = InFlight::enter(Arc::clone(&target.load));
-            let fault = match ask(target.clone()).await {
-                Ok(taken) => return Ok((taken, target, in_flight)),
+            let asked = self.clock.now();
+            let answer = ask(target.clone()).await;
+            asking += self.clock.now().since(asked);
+            let fault = match answer {
+                Ok(taken) => {
+                    self.metrics.placed(self.clock.now().since(started).saturating_sub(asking));
+                    return Ok((taken, target, in_flight));
+                }
                 Err(fault) => fault,
             };
             drop(in_flight);
@@ -93,15 +102,19 @@ impl Placer {
             }
             match attempts.after(&target.owner, target.held, fault, self.clock.now()) {
                 Next::Fail(error) => return Err(error),
-                Next::Choose => {}
+                Next::Choose => self.metrics.retried(Retry::Refused),
                 Next::Ask(owner) => {
+                    self.metrics.redirected();
                     if self.view.target(&owner).is_none() {
                         // The worker heard of the owner before this router did.
                         self.view.wait(SETTLE, |view| view.target(&owner).is_some()).await;
                     }
                     named = Some(owner);
                 }
-                Next::Wait(wait) => self.wait(call, &target, wait).await,
+                Next::Wait(wait) => {
+                    self.metrics.retried(Retry::Waited);
+                    self.wait(call, &target, wait).await;
+                }
             }
         }
     }

@@ -19,6 +19,7 @@ use tonic::{Status, Streaming};
 use crate::admission::Permit;
 use crate::error::RouteError;
 use crate::fleet::InFlight;
+use crate::metrics::TurnWatch;
 
 /// What is held until a stream ends.
 pub(crate) type Holds = (Permit, InFlight);
@@ -37,6 +38,7 @@ pub(crate) struct Relay {
     open: Option<Open>,
     frames: u64,
     finished: bool,
+    watch: TurnWatch,
 }
 
 struct Open {
@@ -52,14 +54,15 @@ impl Relay {
         first: GenerateResponse,
         upstream: Streaming<GenerateResponse>,
         ends: Ends,
-        holds: Holds,
+        (holds, watch): (Holds, TurnWatch),
     ) -> Self {
         let open = Some(Open { upstream, ends, _holds: holds });
-        Self { group, first: Some(first), open, frames: 0, finished: false }
+        Self { group, first: Some(first), open, frames: 0, finished: false, watch }
     }
 
     fn deliver(&mut self, frame: GenerateResponse) -> Poll<Option<Result<GenerateResponse, Status>>> {
         self.frames += 1;
+        self.watch.frame();
         self.finished |= matches!(frame.frame, Some(Frame::Finished(_)));
         Poll::Ready(Some(Ok(frame)))
     }
@@ -67,15 +70,16 @@ impl Relay {
     /// Ends the stream. After `Finished` nothing that happens can take the turn back.
     fn end(&mut self, error: Option<RouteError>) -> Poll<Option<Result<GenerateResponse, Status>>> {
         self.open = None;
-        match error {
-            _ if self.finished => Poll::Ready(None),
-            Some(error) => Poll::Ready(Some(Err(status(&error)))),
-            None => {
-                let reason = "its stream ended without a result".to_owned();
-                let error = RouteError::CutShort { group: self.group.clone(), frames: self.frames, reason };
-                Poll::Ready(Some(Err(status(&error))))
-            }
+        if self.finished {
+            self.watch.ended(None, self.frames);
+            return Poll::Ready(None);
         }
+        let error = error.unwrap_or_else(|| {
+            let reason = "its stream ended without a result".to_owned();
+            RouteError::CutShort { group: self.group.clone(), frames: self.frames, reason }
+        });
+        self.watch.ended(Some(&error), self.frames);
+        Poll::Ready(Some(Err(status(&error))))
     }
 
     /// What the client is told when the worker's stream fails.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use hawser_common::clock::Clock;
 use hawser_common::tasks::Tasks;
+use hawser_common::telemetry::Telemetry;
 use hawser_common::{Coded, ErrorCode};
 use hawser_placement::{EmbeddedStore, Store};
 use hawser_proto::v1::hawser_server::HawserServer;
@@ -28,6 +29,7 @@ use tracing::{error, info};
 use crate::admission::Admission;
 use crate::attempts::Limits;
 use crate::follow::follow;
+use crate::metrics::{self, RouterMetrics};
 use crate::options::{InvalidOptions, RouterOptions};
 use crate::place::Placer;
 use crate::service::HawserService;
@@ -82,6 +84,20 @@ impl Router {
         served: Option<Arc<EmbeddedStore>>,
         clock: Clock,
     ) -> Result<RouterHandle, StartError> {
+        Self::start_observed(options, store, served, clock, &Telemetry::off())
+    }
+
+    /// The same, under watch.
+    ///
+    /// # Errors
+    /// As [`Router::start`].
+    pub fn start_observed(
+        options: &RouterOptions,
+        store: Arc<dyn Store>,
+        served: Option<Arc<EmbeddedStore>>,
+        clock: Clock,
+        telemetry: &Telemetry,
+    ) -> Result<RouterHandle, StartError> {
         options.validate()?;
         let address = options.listen;
         let listen = |source| StartError::Listen { address, source };
@@ -92,14 +108,20 @@ impl Router {
         let view = Arc::new(View::new(clock.clone(), options.max_sessions, seed));
         let upstream = Arc::new(Upstream::new(options.connect_timeout()));
         let (tasks, closing, cut) = (Tasks::new(), CancellationToken::new(), CancellationToken::new());
-        tasks.spawn(follow(store, Arc::clone(&view), Arc::clone(&upstream), tasks.stopping()));
+        let metrics = RouterMetrics::new(&telemetry.meter);
+        let followed =
+            follow(store, Arc::clone(&view), Arc::clone(&upstream), metrics.clone(), tasks.stopping());
+        tasks.spawn(followed);
         let (health, health_service) = tonic_health::server::health_reporter();
         tasks.spawn(report_health(health, Arc::clone(&view), closing.clone()));
 
         let admission = Admission::new(options.max_in_flight);
+        metrics::observe(&telemetry.meter, &view, &admission);
         let limits = Limits { groups: options.max_attempts, owner_wait: options.owner_wait() };
         let service = HawserService {
-            placer: Placer { view: Arc::clone(&view), clock, limits },
+            placer: Placer { view: Arc::clone(&view), clock, limits, metrics: metrics.clone() },
+            metrics,
+            telemetry: telemetry.clone(),
             upstream,
             admission: admission.clone(),
             call_timeout: options.call_timeout(),

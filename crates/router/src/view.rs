@@ -64,6 +64,8 @@ struct Known {
     affinity: Affinity,
     fleet: Fleet,
     rng: StdRng,
+    /// When the store was last heard.
+    heard: Option<Tick>,
 }
 
 impl Known {
@@ -86,7 +88,7 @@ impl Known {
 impl View {
     pub(crate) fn new(clock: Clock, max_sessions: usize, seed: u64) -> Self {
         let (affinity, fleet) = (Affinity::new(max_sessions), Fleet::default());
-        let known = Mutex::new(Known { affinity, fleet, rng: StdRng::seed_from_u64(seed) });
+        let known = Mutex::new(Known { affinity, fleet, rng: StdRng::seed_from_u64(seed), heard: None });
         Self { known, max_sessions, clock, updates: watch::Sender::new(0) }
     }
 
@@ -103,6 +105,7 @@ impl View {
                 // Built before the lock is taken: there may be a million claims.
                 let affinity = Affinity::of(snapshot.claims, self.max_sessions);
                 let mut known = self.lock();
+                known.heard = Some(now);
                 known.fleet.replace(snapshot.groups, now);
                 let old = std::mem::replace(&mut known.affinity, affinity);
                 drop(known);
@@ -111,6 +114,7 @@ impl View {
             }
             Change::Events(events) => {
                 let mut known = self.lock();
+                known.heard = Some(now);
                 // Every event is taken over, whatever the ones before it said.
                 let mut left = false;
                 for event in events {
@@ -126,7 +130,7 @@ impl View {
     /// The owner of the session if it has one, else a group that may take it.
     pub(crate) fn choose(&self, wanted: Wanted<'_>) -> Result<Target, RouteError> {
         let mut known = self.lock();
-        let Known { affinity, fleet, rng } = &mut *known;
+        let Known { affinity, fleet, rng, .. } = &mut *known;
         if fleet.is_empty() {
             return Err(RouteError::NoGroups);
         }
@@ -186,6 +190,21 @@ impl View {
     pub(crate) fn loads(&self) -> Vec<(GroupId, u32)> {
         let known = self.lock();
         known.fleet.members().map(|member| (member.record.id.clone(), member.load.count())).collect()
+    }
+
+    /// Sessions whose owner is remembered.
+    pub(crate) fn sessions_known(&self) -> usize {
+        self.lock().affinity.len()
+    }
+
+    pub(crate) fn groups_known(&self) -> usize {
+        self.lock().fleet.len()
+    }
+
+    /// Time since the store was last heard; `None` before the first time.
+    pub(crate) fn heard_ago(&self) -> Option<Duration> {
+        let heard = self.lock().heard?;
+        Some(self.clock.now().since(heard))
     }
 
     /// Whether the store has been heard.

@@ -16,6 +16,7 @@ use hawser_common::clock::Clock;
 use thiserror::Error;
 use tokio::sync::watch;
 
+use crate::metrics::WorkerMetrics;
 use crate::ranks::{FormError, Formation};
 use run::Driver;
 
@@ -37,8 +38,21 @@ pub fn spawn(
     options: DriverOptions,
     clock: Clock,
 ) -> Result<(DriverHandle, JoinHandle<()>), DriverError> {
+    spawn_observed(formation, options, clock, WorkerMetrics::default())
+}
+
+/// The same, under watch.
+///
+/// # Errors
+/// As [`spawn`].
+pub fn spawn_observed(
+    formation: Box<dyn Formation>,
+    options: DriverOptions,
+    clock: Clock,
+    metrics: WorkerMetrics,
+) -> Result<(DriverHandle, JoinHandle<()>), DriverError> {
     let (commands, inbox) = std::sync::mpsc::sync_channel(options.queue);
-    let driver = Driver::new(formation, &options, clock, inbox)?;
+    let driver = Driver::new(formation, &options, clock, inbox)?.observed_by(metrics);
     let (capacity, latest) = watch::channel(driver.capacity());
     let is_up = driver.is_up();
     let thread = std::thread::Builder::new()

@@ -6,6 +6,7 @@
 
 pub mod driver;
 mod lifecycle;
+mod metrics;
 pub mod moving;
 mod options;
 pub mod ranks;
@@ -15,7 +16,8 @@ mod server;
 pub mod session;
 pub mod turn;
 
-pub use lifecycle::{FollowerError, follow_leader};
+pub use lifecycle::{FollowerError, follow_leader, follow_leader_observed};
 pub use lifecycle::{LoadError, LoadReport, StartError, Worker, WorkerHandle};
+pub use metrics::{METRICS, Moved, WorkerMetrics};
 pub use options::{InvalidOptions, KvType, WorkerOptions};
 pub use remote_store::RemoteStore;

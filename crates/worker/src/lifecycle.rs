@@ -11,8 +11,9 @@ use std::time::Duration;
 use hawser_common::clock::Clock;
 use hawser_common::group::{Capacity, GroupRecord};
 use hawser_common::tasks::Tasks;
+use hawser_common::telemetry::Telemetry;
 use hawser_common::{Coded, Epoch, ErrorCode, GroupId};
-use hawser_placement::{Registration, RegistrationHandle, Store, StoreError};
+use hawser_placement::{PlacementMetrics, Registration, RegistrationHandle, Store, StoreError};
 use hawser_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES, v1};
 use thiserror::Error;
 use tokio::net::TcpListener;
@@ -21,11 +22,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::transport::Server;
 
-pub use follow::{FollowerError, follow_leader};
+pub use follow::{FollowerError, follow_leader, follow_leader_observed};
 pub use load::{LoadError, LoadReport};
 use load::{Loaded, load};
 
 use crate::driver::{self, DriverError, DriverHandle, DriverOptions};
+use crate::metrics::WorkerMetrics;
 use crate::moving::{HandoverService, Moves, Peers, hand_over_all};
 use crate::options::{InvalidOptions, WorkerOptions};
 use crate::scheduler::Limits;
@@ -81,6 +83,19 @@ impl Worker {
         store: Arc<dyn Store>,
         clock: Clock,
     ) -> Result<WorkerHandle, StartError> {
+        Self::start_observed(options, store, clock, &Telemetry::off()).await
+    }
+
+    /// The same, under watch.
+    ///
+    /// # Errors
+    /// As [`Worker::start`].
+    pub async fn start_observed(
+        options: WorkerOptions,
+        store: Arc<dyn Store>,
+        clock: Clock,
+        telemetry: &Telemetry,
+    ) -> Result<WorkerHandle, StartError> {
         options.validate()?;
         // The port first: loading a model only to find it taken would be a waste.
         let listener = TcpListener::bind(options.listen)
@@ -88,18 +103,18 @@ impl Worker {
             .and_then(|listener| Ok((listener.local_addr()?, listener)))
             .map_err(|source| StartError::Listen { address: options.listen, source })?;
         let loading = options.clone();
-        let timer = clock.clone();
-        let loaded = tokio::task::spawn_blocking(move || load(&loading, &timer))
+        let (timer, tracer) = (clock.clone(), telemetry.tracer.clone());
+        let loaded = tokio::task::spawn_blocking(move || load(&loading, &timer, &tracer))
             .await
             .map_err(|error| StartError::Server(error.to_string()))??;
-        Self::serve(options, loaded, store, clock, listener).await
+        Self::serve(options, loaded, store, (clock, telemetry), listener).await
     }
 
     async fn serve(
         options: WorkerOptions,
         loaded: Loaded,
         store: Arc<dyn Store>,
-        clock: Clock,
+        (clock, telemetry): (Clock, &Telemetry),
         (address, listener): (SocketAddr, TcpListener),
     ) -> Result<WorkerHandle, StartError> {
         let group = GroupId::parse(&options.group).map_err(InvalidOptions::from)?;
@@ -114,11 +129,15 @@ impl Worker {
         };
         let queue = options.max_waiting + options.max_running;
         let bounds = DriverOptions { limits, slots, archive_slots, queue };
-        let (driver, thread) = driver::spawn(formation, bounds, clock.clone())?;
+        let meter = telemetry.meter.of_group(&group);
+        let metrics = WorkerMetrics::new(&meter);
+        let (driver, thread) = driver::spawn_observed(formation, bounds, clock.clone(), metrics.clone())?;
         let record = record(&options, &group, &model, address, &driver);
         let ttl = Duration::from_millis(options.lease_ttl_ms);
         let moves = Moves::new(&options, shape, Peers::new(Arc::clone(&store)));
-        let registration = Registration::start(store, clock.clone(), &tasks, record, ttl).await?;
+        let placing = PlacementMetrics::new(&meter);
+        let registration =
+            Registration::start_observed(store, clock.clone(), &tasks, record, ttl, placing).await?;
         let sessions = Sessions::new(sessions_options(&options), clock.clone());
         let shared = Arc::new(Shared {
             group: group.clone(),
@@ -137,6 +156,8 @@ impl Worker {
             tasks: tasks.clone(),
             draining: CancellationToken::new(),
             turns: TaskTracker::new(),
+            metrics,
+            telemetry: telemetry.clone(),
         });
         tasks.spawn(report_capacity(Arc::clone(&shared), tasks.stopping()));
         tasks.spawn(forget_idle(Arc::clone(&shared), tasks.stopping()));

@@ -8,6 +8,7 @@ pub mod demo;
 pub mod eval;
 pub mod generate;
 pub mod inspect;
+mod placing;
 pub mod pull;
 pub mod router;
 pub mod serving;
@@ -28,12 +29,11 @@ use crate::config::{Config, Overrides};
 /// Runs what the command line asks for.
 pub fn run(cli: Cli) -> anyhow::Result<()> {
     let Cli { global, command } = cli;
-    let quiet = match &command {
-        Command::Router(_) | Command::Worker(_) => "info",
-        _ => "warn",
-    };
-    let filter = global.log.clone().unwrap_or_else(|| quiet.to_owned());
-    telemetry::init(&filter, global.log_format)?;
+    // What serves may have its format in the configuration, which it reads first.
+    if !matches!(&command, Command::Up(_) | Command::Router(_) | Command::Worker(_)) {
+        let filter = global.log.as_deref().unwrap_or("warn");
+        telemetry::init(filter, global.log_format.unwrap_or_default())?;
+    }
     match command {
         Command::Up(options) => block_on(up::run(&global, &options)),
         Command::Router(options) => block_on(router::run(&global, &options)),

@@ -4,8 +4,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
+use hawser_common::telemetry;
+use hawser_telemetry::Pipeline;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::args::Global;
+use crate::config::Config;
 use crate::console::{bytes, counted, line};
 use crate::models;
 
@@ -19,6 +23,36 @@ pub async fn stop_signal() -> anyhow::Result<()> {
         _ = interrupt.recv() => {}
     }
     Ok(())
+}
+
+/// Longest that traces and metrics which wait are sent for at the end.
+const FLUSH_LIMIT: Duration = Duration::from_secs(2);
+
+/// Starts log lines, from `level` on where nothing else is said, and what else the process says of itself.
+pub async fn observe(
+    global: &Global,
+    config: &Config,
+    role: &'static str,
+    level: &str,
+) -> anyhow::Result<Pipeline> {
+    let filter = global.log.as_deref().unwrap_or(level);
+    telemetry::init(filter, global.log_format.unwrap_or(config.telemetry.log_format))?;
+    let pipeline = Pipeline::start(&config.telemetry, role).await?;
+    if let Some(address) = pipeline.metrics_addr() {
+        line(format!("metrics at http://{address}/metrics"));
+    }
+    if let Some(endpoint) = &config.telemetry.otlp_endpoint {
+        line(format!("traces and metrics go to {endpoint}"));
+    }
+    Ok(pipeline)
+}
+
+/// Sends what waits, however serving ended.
+pub async fn flush<T>(pipeline: Pipeline, served: anyhow::Result<T>) -> anyhow::Result<T> {
+    if !pipeline.shutdown(FLUSH_LIMIT).await {
+        tracing::warn!("not all traces and metrics were sent");
+    }
+    served
 }
 
 /// Runs `start`, or gives up when a stop signal comes first.

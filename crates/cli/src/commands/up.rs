@@ -1,4 +1,4 @@
-//! `hawser up`: a router and worker groups in one process, over the embedded placement store.
+//! `hawser up`: a router and worker groups in one process, over the embedded placement store unless it is told otherwise.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,11 +9,15 @@ use anyhow::{Context, bail};
 use futures_util::future::{join_all, try_join_all};
 use hawser_common::clock::Clock;
 use hawser_common::tasks::Tasks;
-use hawser_placement::{EmbeddedOptions, EmbeddedStore, Store};
+use hawser_common::telemetry::Telemetry;
+use hawser_placement::EmbeddedOptions;
 use hawser_router::{Router, RouterHandle};
 use hawser_worker::{Worker, WorkerHandle, WorkerOptions};
 
-use super::serving::{announce_loading, announce_stop, stop_signal, threads_each, unless_stopped};
+use super::placing::{self, Placement};
+use super::serving::{
+    announce_loading, announce_stop, flush, observe, stop_signal, threads_each, unless_stopped,
+};
 use super::worker::announce_ready;
 use crate::args::Global;
 use crate::config::{Config, Overrides};
@@ -75,9 +79,15 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
             counted(config.groups as u64, "group")
         );
     }
+    let pipeline = observe(global, &config, "up", "warn").await?;
+    let served = serve(&config, pipeline.telemetry()).await;
+    flush(pipeline, served).await
+}
+
+async fn serve(config: &Config, telemetry: &Telemetry) -> anyhow::Result<()> {
     let clock = Clock::system();
     let began = clock.now();
-    let Some(parts) = unless_stopped(Box::pin(start(&config, &clock))).await? else {
+    let Some(parts) = unless_stopped(Box::pin(start(config, &clock, telemetry))).await? else {
         return Ok(());
     };
     let uri = format!("http://{}", parts.router.addr());
@@ -98,18 +108,19 @@ struct Parts {
     store: Tasks,
 }
 
-async fn start(config: &Config, clock: &Clock) -> anyhow::Result<Parts> {
+async fn start(config: &Config, clock: &Clock, telemetry: &Telemetry) -> anyhow::Result<Parts> {
     let tasks = Tasks::new();
-    let embedded = EmbeddedStore::start(clock.clone(), &tasks, EmbeddedOptions::default());
-    let store: Arc<dyn Store> = Arc::<EmbeddedStore>::clone(&embedded);
+    let Placement { store, embedded } =
+        placing::of_router(config, clock, &tasks, EmbeddedOptions::default())?;
     // The router first: its port is what another process may have taken.
-    let router = Router::start(&config.router, Arc::clone(&store), Some(embedded), clock.clone())
-        .context("cannot start the router")?;
+    let router =
+        Router::start_observed(&config.router, Arc::clone(&store), embedded, clock.clone(), telemetry)
+            .context("cannot start the router")?;
     announce_loading(&config.worker.model, config.groups);
     let names = (0..config.groups).map(|index| group_name(config, index));
     let starts = names.map(|group| {
         let options = WorkerOptions { group, ..config.worker.clone() };
-        Worker::start(options, Arc::clone(&store), clock.clone())
+        Worker::start_observed(options, Arc::clone(&store), clock.clone(), telemetry)
     });
     let groups = try_join_all(starts).await.context("cannot start a worker group")?;
     groups.iter().for_each(announce_ready);

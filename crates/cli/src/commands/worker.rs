@@ -2,16 +2,16 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use hawser_client::Client;
 use hawser_common::clock::Clock;
-use hawser_placement::Store;
-use hawser_worker::{RemoteStore, Worker, WorkerHandle, WorkerOptions, follow_leader};
+use hawser_common::telemetry::Telemetry;
+use hawser_worker::{Worker, WorkerHandle, WorkerOptions, follow_leader_observed};
 
-use super::serving::{announce_loading, announce_stop, stop_signal, unless_stopped};
+use super::placing;
+use super::serving::{announce_loading, announce_stop, flush, observe, stop_signal, unless_stopped};
 use crate::args::Global;
 use crate::config::{Config, Overrides};
 use crate::console::{bytes, count, counted, line, time};
@@ -22,6 +22,7 @@ Examples:
   hawser worker --group a --router http://127.0.0.1:7070
   hawser worker --group b --model models/Qwen2.5-0.5B-Instruct --threads 8
   hawser worker --group d --tp 2
+  hawser worker --group f --etcd http://etcd-0:2379,http://etcd-1:2379
   hawser worker --group e --rank 0 --world 2 --rendezvous host-e:7100   # and the same with --rank 1 elsewhere
   hawser worker --group c --listen 0.0.0.0:7071 --set worker.advertise=http://host-c:7071
 
@@ -41,6 +42,9 @@ pub struct Options {
     /// URI of the router to join [default: http://127.0.0.1:7070]
     #[arg(long, visible_alias = "server", value_name = "URI")]
     router: Option<String>,
+    /// Members of the etcd that keeps the cluster's placement, where no router does
+    #[arg(long, value_name = "URI", value_delimiter = ',', conflicts_with = "router")]
+    etcd: Vec<String>,
     /// Name of the group; no other one in the cluster may have it [default: group-0]
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
@@ -71,6 +75,7 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     let mut flags = Overrides::default();
     flags.set("worker.model", options.model.as_ref().map(|path| path.display().to_string()));
     flags.set("server", options.router.clone());
+    flags.set_etcd(&options.etcd);
     flags.set("worker.group", options.group.clone());
     flags.set("worker.listen", options.listen.map(|address| address.to_string()));
     flags.set("worker.threads", options.threads);
@@ -83,17 +88,21 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     config.validate()?;
     config.worker.model = models::resolve(&config.worker.model, &global.model_dir)?;
     config.print();
+    let pipeline = observe(global, &config, "worker", "info").await?;
+    let served = serve(config, pipeline.telemetry()).await;
+    flush(pipeline, served).await
+}
+
+async fn serve(config: Config, telemetry: &Telemetry) -> anyhow::Result<()> {
     if config.worker.rank > 0 {
-        return follow(config.worker).await;
+        return follow(config.worker, telemetry.clone()).await;
     }
-    let Some((group, router)) = unless_stopped(Box::pin(start(&config))).await? else {
+    let Some((group, router)) = unless_stopped(Box::pin(start(&config, telemetry))).await? else {
         return Ok(());
     };
     announce_ready(&group);
-    if let Some(seen) = unless_stopped(known_to(&router, &group)).await? {
-        let joined = if seen { "has joined" } else { "is registered, but not yet seen by" };
-        let (name, address) = (group.group(), group.addr());
-        line(format!("group {name} serves at http://{address} and {joined} {}", config.server));
+    if let Some(joined) = unless_stopped(joined(&config, router.as_ref(), &group)).await? {
+        line(format!("group {} serves at http://{} and {joined}", group.group(), group.addr()));
         stop_signal().await?;
     }
     let grace = Duration::from_secs(config.grace_s);
@@ -107,9 +116,9 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
 }
 
 /// A rank that does not lead: until its leader ends the group, or a signal comes.
-async fn follow(worker: WorkerOptions) -> anyhow::Result<()> {
+async fn follow(worker: WorkerOptions, telemetry: Telemetry) -> anyhow::Result<()> {
     line(format!("rank {} of {}; the leader is at {}", worker.rank, worker.world, worker.rendezvous));
-    let following = tokio::task::spawn_blocking(move || follow_leader(&worker));
+    let following = tokio::task::spawn_blocking(move || follow_leader_observed(&worker, &telemetry));
     if let Some(ended) = unless_stopped(async { anyhow::Ok(following.await?) }).await? {
         ended?;
     }
@@ -117,8 +126,17 @@ async fn follow(worker: WorkerOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What the group has joined, once it has.
+async fn joined(config: &Config, router: Option<&Client>, group: &WorkerHandle) -> anyhow::Result<String> {
+    Ok(match router {
+        None => format!("is registered in etcd at {}", config.etcd.endpoints.join(", ")),
+        Some(router) if known_to(router, group).await => format!("has joined {}", config.server),
+        Some(_) => format!("is registered, but not yet seen by {}", config.server),
+    })
+}
+
 /// Waits until the router places sessions on the group: it hears of a registration a moment after the store does.
-async fn known_to(router: &Client, group: &WorkerHandle) -> anyhow::Result<bool> {
+async fn known_to(router: &Client, group: &WorkerHandle) -> bool {
     let seen = async {
         loop {
             let groups = router.list_groups().await.unwrap_or_default();
@@ -128,16 +146,13 @@ async fn known_to(router: &Client, group: &WorkerHandle) -> anyhow::Result<bool>
             tokio::time::sleep(JOIN_POLL).await;
         }
     };
-    Ok(tokio::time::timeout(JOIN_LIMIT, seen).await.is_ok())
+    tokio::time::timeout(JOIN_LIMIT, seen).await.is_ok()
 }
 
-async fn start(config: &Config) -> anyhow::Result<(WorkerHandle, Client)> {
-    let advice = "cannot join a router; start one with `hawser router`, or name it with --router";
-    // Asked before the model is loaded: the store itself connects only when it is used.
-    let router = Client::connect(&config.server).await.context(advice)?;
-    let store: Arc<dyn Store> = Arc::new(RemoteStore::new(router.uri()).context(advice)?);
+async fn start(config: &Config, telemetry: &Telemetry) -> anyhow::Result<(WorkerHandle, Option<Client>)> {
+    let (store, router) = placing::of_worker(config).await?;
     announce_loading(&config.worker.model, 1);
-    let started = Worker::start(config.worker.clone(), store, Clock::system()).await;
+    let started = Worker::start_observed(config.worker.clone(), store, Clock::system(), telemetry).await;
     let group = started.with_context(|| format!("cannot start group {}", config.worker.group))?;
     Ok((group, router))
 }

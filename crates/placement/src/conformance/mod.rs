@@ -3,6 +3,7 @@
 
 mod cases;
 mod mirror;
+mod proxy;
 mod server;
 
 use std::sync::Arc;
@@ -14,7 +15,8 @@ use hawser_common::{Epoch, GroupId, SessionId, SessionKey, TenantId};
 
 use crate::store::Store;
 pub use mirror::Mirror;
-pub use server::{EtcdServer, TlsFiles};
+pub use proxy::Proxy;
+pub use server::{EtcdServer, TlsFiles, etcd_program};
 
 /// A fresh store, and a way to let time pass for it.
 pub struct Harness {

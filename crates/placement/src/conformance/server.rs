@@ -52,20 +52,26 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
+/// The program to run as etcd; `None` where tests with etcd are to be passed over.
+#[must_use]
+pub fn etcd_program() -> Option<String> {
+    if variable("HAWSER_SKIP_ETCD").is_some_and(|value| value != "0") {
+        return None;
+    }
+    Some(variable("HAWSER_ETCD").unwrap_or_else(|| "etcd".to_owned()))
+}
+
 impl EtcdServer {
     /// A fresh etcd that answers; `None` where tests with etcd are to be passed over.
     ///
     /// # Panics
     /// Where there is no etcd, or it does not start.
     pub async fn start(tls: Option<TlsFiles>) -> Option<Self> {
-        if variable("HAWSER_SKIP_ETCD").is_some_and(|value| value != "0") {
-            return None;
-        }
+        let program = etcd_program()?;
         static FOLDERS: AtomicU32 = AtomicU32::new(0);
         let name = format!("hawser-etcd-{}-{}", std::process::id(), FOLDERS.fetch_add(1, Ordering::SeqCst));
         let folder = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&folder).expect("a temporary folder can be made");
-        let program = variable("HAWSER_ETCD").unwrap_or_else(|| "etcd".to_owned());
         let mut server = Self { program, folder, tls, ports: free_ports(), child: None };
         for _ in 0..TRIES {
             if server.run().await {

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::keeper::limited;
 use super::{ClaimError, Held};
+use crate::metrics::{Claimed, PlacementMetrics};
 use crate::store::{ClaimOutcome, LeaseId, Store, StoreError};
 
 /// Most commands of one round.
@@ -53,6 +54,7 @@ pub(super) struct Claims {
     to_release: HashSet<SessionKey>,
     /// Who waits for a release.
     leaving: HashMap<SessionKey, Vec<oneshot::Sender<()>>>,
+    metrics: PlacementMetrics,
 }
 
 impl Claims {
@@ -65,7 +67,12 @@ impl Claims {
     ) -> Self {
         let lease = held.borrow().lease;
         let (owned, to_release, leaving) = (HashMap::new(), HashSet::new(), HashMap::new());
-        Self { store, clock, group, held, commands, call_limit, lease, owned, to_release, leaving }
+        let metrics = PlacementMetrics::default();
+        Self { store, clock, group, held, commands, call_limit, lease, owned, to_release, leaving, metrics }
+    }
+
+    pub(super) fn observed_by(self, metrics: PlacementMetrics) -> Self {
+        Self { metrics, ..self }
     }
 
     pub(super) async fn run(mut self, stop: CancellationToken) {
@@ -137,15 +144,20 @@ impl Claims {
         let epoch = held.standing.epoch;
         let new: Vec<SessionKey> = waiting.keys().filter(|s| !self.owned.contains_key(s)).cloned().collect();
         if !new.is_empty() {
-            let call = self.store.claim(held.lease, &self.group, new.clone());
-            match limited(self.call_limit, call).await {
+            let (sent, call) = (self.clock.now(), self.store.claim(held.lease, &self.group, new.clone()));
+            let claimed = limited(self.call_limit, call).await;
+            self.metrics.asked(new.len(), self.clock.now().since(sent));
+            match claimed {
                 Ok(outcomes) => {
                     for (session, outcome) in new.into_iter().zip(outcomes) {
+                        let is_won = outcome == ClaimOutcome::Won;
+                        self.metrics.claimed(if is_won { Claimed::Won } else { Claimed::Lost }, 1);
                         let replies = waiting.remove(&session).unwrap_or_default();
                         self.settle(session, outcome, replies, epoch);
                     }
                 }
                 Err(error) => {
+                    self.metrics.claimed(Claimed::Failed, new.len());
                     // The call may have happened all the same.
                     self.to_release.extend(new.iter().cloned());
                     let failed = new.iter().filter_map(|session| waiting.remove(session));

@@ -15,6 +15,7 @@ use tracing::{info, warn};
 use super::report::{Published, Report};
 use super::{Held, Standing};
 use crate::backoff;
+use crate::metrics::{PlacementMetrics, Renewed};
 use crate::store::{LeaseId, Store, StoreError};
 
 const MAX_CALL: Duration = Duration::from_secs(5);
@@ -47,6 +48,7 @@ pub(super) struct Keeper {
     /// When the phase's next call is due.
     due: Tick,
     failures: u32,
+    metrics: PlacementMetrics,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +73,12 @@ impl Keeper {
         let standing = Standing { epoch: record.epoch, valid_until: Tick::default() };
         let held = watch::Sender::new(Held { lease: LeaseId(0), standing });
         let (phase, due) = (Phase::Lost, clock.now());
-        Self { store, clock, record, ttl, report, held, published, phase, due, failures: 0 }
+        let metrics = PlacementMetrics::default();
+        Self { store, clock, record, ttl, report, held, published, phase, due, failures: 0, metrics }
+    }
+
+    pub(super) fn observed_by(&mut self, metrics: PlacementMetrics) {
+        self.metrics = metrics;
     }
 
     /// Registers for the first time, trying again for twice the lease's time where that may help.
@@ -182,9 +189,16 @@ impl Keeper {
         let sent = self.clock.now();
         let lease = self.held.borrow().lease;
         match self.call(self.store.renew(lease)).await {
-            Ok(ttl) => self.hold(sent, ttl),
-            Err(StoreError::LeaseGone { .. }) => self.lose(),
+            Ok(ttl) => {
+                self.metrics.renewed(Renewed::Held);
+                self.hold(sent, ttl);
+            }
+            Err(StoreError::LeaseGone { .. }) => {
+                self.metrics.renewed(Renewed::Gone);
+                self.lose();
+            }
             Err(error) => {
+                self.metrics.renewed(Renewed::Failed);
                 if self.failures == 0 {
                     warn!(group = %self.record.id, %error, "the lease was not renewed; trying again");
                 }
@@ -235,6 +249,7 @@ impl Keeper {
                 let standing = Standing { epoch, valid_until: Tick::default() };
                 self.held.send_modify(|held| *held = Held { lease: lease.id, standing });
                 self.hold(sent, lease.ttl);
+                self.metrics.registered(epoch);
                 Ok(())
             }
             Err(error) => {

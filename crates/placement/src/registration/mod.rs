@@ -21,6 +21,7 @@ use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::metrics::PlacementMetrics;
 use crate::store::{LeaseId, Store, StoreError};
 use claims::{Claims, Command};
 use keeper::Keeper;
@@ -48,9 +49,9 @@ impl Standing {
 
 /// The standing together with the lease behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Held {
+pub(crate) struct Held {
     lease: LeaseId,
-    standing: Standing,
+    pub(crate) standing: Standing,
 }
 
 /// Why a session was not claimed.
@@ -103,6 +104,21 @@ impl Registration {
         record: GroupRecord,
         ttl: Duration,
     ) -> Result<RegistrationHandle, StoreError> {
+        Self::start_observed(store, clock, tasks, record, ttl, PlacementMetrics::default()).await
+    }
+
+    /// The same, under watch.
+    ///
+    /// # Errors
+    /// As [`Registration::start`].
+    pub async fn start_observed(
+        store: Arc<dyn Store>,
+        clock: Clock,
+        tasks: &Tasks,
+        record: GroupRecord,
+        ttl: Duration,
+        metrics: PlacementMetrics,
+    ) -> Result<RegistrationHandle, StoreError> {
         let group = record.id.clone();
         let report = watch::Sender::new(Report {
             capacity: record.capacity,
@@ -110,11 +126,14 @@ impl Registration {
             suspended: false,
         });
         let mut keeper = Keeper::new(Arc::clone(&store), clock.clone(), record, ttl, report.subscribe());
+        keeper.observed_by(metrics.clone());
         let held = keeper.first_registration().await?;
+        metrics.observe(&held, &clock);
         let (commands, waiting) = mpsc::channel(MAX_WAITING);
         let (stop, done) = (tasks.stopping().child_token(), CancellationToken::new());
         let claims =
             Claims::new(store, clock, group.clone(), (held.clone(), waiting), keeper::claim_limit(ttl));
+        let claims = claims.observed_by(metrics);
         tasks.spawn(claims.run(stop.clone()));
         let finished = done.clone().drop_guard();
         let stopping = stop.clone();

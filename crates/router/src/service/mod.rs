@@ -7,7 +7,8 @@ mod turn;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hawser_common::{SessionId, SessionKey, TenantId};
+use hawser_common::telemetry::Telemetry;
+use hawser_common::{Coded as _, SessionId, SessionKey, TenantId};
 use hawser_proto::v1::hawser_server::Hawser;
 use hawser_proto::v1::worker_client::WorkerClient;
 use hawser_proto::{Fault, status, v1};
@@ -18,6 +19,7 @@ use tonic::{Request, Response, Status};
 use crate::admission::Admission;
 use crate::deadline::Deadline;
 use crate::error::RouteError;
+use crate::metrics::RouterMetrics;
 use crate::place::Placer;
 use crate::relay::Relay;
 use crate::upstream::Upstream;
@@ -32,6 +34,8 @@ pub(crate) struct HawserService {
     pub(crate) call_timeout: Duration,
     /// Ends every stream.
     pub(crate) cut: CancellationToken,
+    pub(crate) metrics: RouterMetrics,
+    pub(crate) telemetry: Telemetry,
 }
 
 impl HawserService {
@@ -49,6 +53,12 @@ impl HawserService {
         Deadline::of(request.metadata(), clock).at_most(self.call_timeout, clock)
     }
 
+    /// Answers a call other than a turn.
+    fn answer<T>(&self, result: Result<T, RouteError>) -> Result<Response<T>, Status> {
+        self.metrics.called(result.as_ref().map(drop).map_err(RouteError::code));
+        result.map(Response::new).map_err(|error| status(&error))
+    }
+
     /// A message for a worker, with what is left of the caller's time.
     fn wire<T>(&self, message: T, deadline: Deadline) -> Request<T> {
         let mut request = Request::new(message);
@@ -61,10 +71,6 @@ impl HawserService {
 
 fn route(target: &Target) -> Option<v1::Route> {
     Some(v1::Route { tenant: TenantId::single().to_string(), epoch: target.owner.epoch.0 })
-}
-
-fn answer<T>(result: Result<T, RouteError>) -> Result<Response<T>, Status> {
-    result.map(Response::new).map_err(|error| status(&error))
 }
 
 #[tonic::async_trait]
@@ -82,56 +88,56 @@ impl Hawser for HawserService {
         &self,
         request: Request<v1::OpenSessionRequest>,
     ) -> Result<Response<v1::OpenSessionResponse>, Status> {
-        answer(self.open(request).await)
+        self.answer(self.open(request).await)
     }
 
     async fn fork_session(
         &self,
         request: Request<v1::ForkSessionRequest>,
     ) -> Result<Response<v1::ForkSessionResponse>, Status> {
-        answer(self.fork(request).await)
+        self.answer(self.fork(request).await)
     }
 
     async fn close_session(
         &self,
         request: Request<v1::CloseSessionRequest>,
     ) -> Result<Response<v1::CloseSessionResponse>, Status> {
-        answer(self.close(request).await)
+        self.answer(self.close(request).await)
     }
 
     async fn describe_session(
         &self,
         request: Request<v1::DescribeSessionRequest>,
     ) -> Result<Response<v1::DescribeSessionResponse>, Status> {
-        answer(self.describe(request).await)
+        self.answer(self.describe(request).await)
     }
 
     async fn inspect_session(
         &self,
         request: Request<v1::InspectSessionRequest>,
     ) -> Result<Response<v1::InspectSessionResponse>, Status> {
-        answer(self.inspect(request).await)
+        self.answer(self.inspect(request).await)
     }
 
     async fn list_sessions(
         &self,
         request: Request<v1::ListSessionsRequest>,
     ) -> Result<Response<v1::ListSessionsResponse>, Status> {
-        answer(self.sessions(request).await)
+        self.answer(self.sessions(request).await)
     }
 
     async fn list_models(
         &self,
         request: Request<v1::ListModelsRequest>,
     ) -> Result<Response<v1::ListModelsResponse>, Status> {
-        answer(self.models(&request).await)
+        self.answer(self.models(&request).await)
     }
 
     async fn tokenize(
         &self,
         request: Request<v1::TokenizeRequest>,
     ) -> Result<Response<v1::TokenizeResponse>, Status> {
-        answer(self.tokens(request).await)
+        self.answer(self.tokens(request).await)
     }
 
     async fn list_groups(

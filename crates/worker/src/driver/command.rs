@@ -4,6 +4,7 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 
 use hawser_common::SessionKey;
 use hawser_common::group::Capacity;
+use hawser_common::telemetry::TraceParent;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::moves::MoveCommand;
@@ -29,6 +30,8 @@ pub struct Turn {
     pub generation: Generation,
     /// Room for at least [`Turn::MIN_ROOM`] events. Dropping the receiver aborts the turn.
     pub events: mpsc::Sender<TurnEvent>,
+    /// What spans of ranks hang under.
+    pub trace: TraceParent,
 }
 
 impl Turn {

@@ -12,9 +12,10 @@ use tokio::sync::{mpsc, watch};
 mod moves;
 
 use super::command::{Command, DriverOptions, Turn};
-use crate::ranks::{BEAT, FormError, Formation, Leader, RankError, Scoring};
+use crate::metrics::WorkerMetrics;
+use crate::ranks::{BEAT, FormError, Formation, Leader, RankError, Scoring, TableChange, Traced};
 use crate::scheduler::{Kept, PlanEntry, Scheduler, SequenceId, StepPlan, Verdict};
-use crate::turn::{Finish, Generation, TurnEnd, TurnError, TurnEvent, Usage};
+use crate::turn::{Finish, Generation, PruneTime, Timeline, TurnEnd, TurnError, TurnEvent, Usage};
 use moves::Moving;
 
 /// How often a driver looks for room when every sequence waits for its reader.
@@ -25,6 +26,9 @@ const CAPACITY_PERIOD: Duration = Duration::from_millis(100);
 /// Epochs of a group's ranks count from here, each time that its driver starts.
 const FIRST_EPOCH: u64 = 1;
 
+/// Prunes of one turn that are told one by one: a long prompt inside a small budget may have hundreds.
+const MAX_PRUNES_TOLD: usize = 32;
+
 fn scheduler(options: &DriverOptions) -> Scheduler {
     Scheduler::new(options.limits, options.slots, options.archive_slots)
 }
@@ -34,8 +38,27 @@ struct Running {
     events: mpsc::Sender<TurnEvent>,
     first_token: Option<Tick>,
     arrived: Tick,
+    last_token: Option<Tick>,
     /// Time spent in prunes.
     pruning: Duration,
+    prunes: Vec<PruneTime>,
+    /// Where its turn is traced.
+    trace: Option<(u128, u64)>,
+}
+
+impl Running {
+    fn new(generation: Generation, events: mpsc::Sender<TurnEvent>, now: Tick) -> Self {
+        Self {
+            generation,
+            events,
+            first_token: None,
+            arrived: now,
+            last_token: None,
+            pruning: Duration::ZERO,
+            prunes: Vec::new(),
+            trace: None,
+        }
+    }
 }
 
 pub(super) struct Driver {
@@ -54,6 +77,7 @@ pub(super) struct Driver {
     clock: Clock,
     inbox: Receiver<Command>,
     next_report: Tick,
+    metrics: WorkerMetrics,
 }
 
 /// Every handle was dropped.
@@ -87,7 +111,13 @@ impl Driver {
             clock,
             inbox,
             next_report: now,
+            metrics: WorkerMetrics::default(),
         })
+    }
+
+    pub(super) fn observed_by(self, metrics: WorkerMetrics) -> Self {
+        metrics.up(self.leader.is_some());
+        Self { metrics, ..self }
     }
 
     pub(super) fn capacity(&self) -> Capacity {
@@ -110,10 +140,9 @@ impl Driver {
             }
             if self.scheduler.is_idle() || self.next_report <= now {
                 self.next_report = now.after(CAPACITY_PERIOD);
-                capacity.send_if_modified(|held| {
-                    let latest = self.scheduler.capacity();
-                    std::mem::replace(held, latest) != latest
-                });
+                let latest = self.scheduler.capacity();
+                self.metrics.pool(&latest, self.scheduler.archived());
+                capacity.send_if_modified(|held| std::mem::replace(held, latest) != latest);
             }
         }
         if let Some(leader) = self.leader.take() {
@@ -144,6 +173,7 @@ impl Driver {
                 self.epoch += 1;
                 self.leader = Some(leader);
                 tracing::info!(epoch = self.epoch, "the group is up again");
+                self.metrics.up(true);
                 self.is_up.send_replace(true);
             }
             Err(error) => tracing::debug!(%error, "the group is not up yet"),
@@ -210,17 +240,15 @@ impl Driver {
     }
 
     fn submit(&mut self, turn: Turn, now: Tick) {
-        let Turn { submission, generation, events } = turn;
+        let Turn { submission, generation, events, trace } = turn;
         if self.leader.is_none() {
             return send(&events, TurnEvent::Failed(TurnError::GroupDown));
         }
         let id = submission.id;
         match self.scheduler.submit(submission, now) {
             Ok(()) => {
-                self.running.insert(
-                    id,
-                    Running { generation, events, first_token: None, arrived: now, pruning: Duration::ZERO },
-                );
+                let turn = Running { trace: trace.ids(), ..Running::new(generation, events, now) };
+                self.running.insert(id, turn);
             }
             Err(refusal) => send(&events, TurnEvent::Failed(refusal.into())),
         }
@@ -249,10 +277,17 @@ impl Driver {
         }
     }
 
-    fn execute(&mut self, plan: StepPlan) {
+    fn execute(&mut self, mut plan: StepPlan) {
         let Some(leader) = &mut self.leader else { return };
-        self.due = self.clock.now().after(BEAT);
-        match leader.step(plan) {
+        if leader.has_followers() {
+            plan.traces = traces(&self.running, &plan.tables);
+        }
+        let started = self.clock.now();
+        self.due = started.after(BEAT);
+        let rows = plan.rows();
+        let stepped = leader.step(plan);
+        self.metrics.step(rows, self.clock.now().since(started));
+        match stepped {
             Ok((plan, Some(logits))) => self.advance(&plan, logits),
             Ok((_, None)) => {}
             Err(error) => self.fail_group(&error),
@@ -261,7 +296,7 @@ impl Driver {
 
     /// Scores a sequence's history, evicts what the policy does not keep, and brings back what the request asks for.
     fn prune(&mut self, id: SequenceId) -> Result<(), RankError> {
-        let started = self.clock.now();
+        let (started, before) = (self.clock.now(), self.scheduler.kept(id));
         let scores = match self.scheduler.scoring(id) {
             Some(scoring) => self.score(scoring)?,
             None => None,
@@ -273,8 +308,15 @@ impl Driver {
             let exchanged = self.scheduler.settle_revival(id, scores.as_deref());
             tracing::debug!(sequence = id.0, revived = exchanged.revived.len(), "a revival was decided");
         }
+        let (ended, after) = (self.clock.now(), self.scheduler.kept(id));
+        self.metrics.pruned(ended.since(started));
         if let Some(turn) = self.running.get_mut(&id) {
-            turn.pruning += self.clock.now().since(started);
+            turn.pruning += ended.since(started);
+            if turn.prunes.len() < MAX_PRUNES_TOLD {
+                let evicted = after.evicted.saturating_sub(before.evicted);
+                let revived = after.revived.saturating_sub(before.revived);
+                turn.prunes.push(PruneTime { from: started, to: ended, evicted, revived });
+            }
         }
         Ok(())
     }
@@ -294,6 +336,7 @@ impl Driver {
     fn fail_group(&mut self, error: &RankError) {
         tracing::error!(%error, epoch = self.epoch, running = self.running.len(), "the group is down");
         self.leader = None;
+        self.metrics.up(false);
         self.is_up.send_replace(false);
         self.scheduler = scheduler(&self.options);
         self.moving.clear();
@@ -326,6 +369,9 @@ impl Driver {
             return if entry.prune { self.prune(id) } else { Ok(()) };
         };
         turn.first_token.get_or_insert(now);
+        if let Some(last) = turn.last_token.replace(now) {
+            self.metrics.next_token(now.since(last));
+        }
         match turn.generation.next(logits) {
             Ok((piece, finish)) => {
                 let token = piece.token;
@@ -373,9 +419,20 @@ impl Driver {
             prefill: first.since(turn.arrived).saturating_sub(admission.queued),
             decode: now.since(first),
             pruning: turn.pruning,
+            timeline: Timeline { arrived: turn.arrived, first_token: first, ended: now, prunes: turn.prunes },
         };
         send(&turn.events, TurnEvent::Finished(Box::new(end)));
     }
+}
+
+/// What the ranks are told of turns that are traced: with the first rows of each.
+fn traces(running: &HashMap<SequenceId, Running>, tables: &[TableChange]) -> Vec<Traced> {
+    let traced = |change: &TableChange| {
+        let TableChange::Set { sequence, .. } = change else { return None };
+        let (trace, span) = running.get(sequence)?.trace?;
+        Some(Traced { sequence: *sequence, trace, span })
+    };
+    tables.iter().filter_map(traced).collect()
 }
 
 fn is_full(events: &mpsc::Sender<TurnEvent>) -> bool {

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use hawser_common::clock::Clock;
+use hawser_common::telemetry::Telemetry;
 use hawser_common::{Coded, ErrorCode};
 use hawser_model::checkpoint::Checkpoint;
 use thiserror::Error;
 
 use super::load::{LoadError, shards};
 use crate::options::{InvalidOptions, WorkerOptions};
-use crate::ranks::{FollowError, Follower};
+use crate::ranks::{FollowError, Follower, RankWatch};
 
 /// Between two tries to join the leader.
 const RETRY: Duration = Duration::from_millis(300);
@@ -40,6 +42,14 @@ impl Coded for FollowerError {
 /// # Errors
 /// [`FollowerError`]; a leader that is away or a group that failed is no error, and is tried again.
 pub fn follow_leader(options: &WorkerOptions) -> Result<(), FollowerError> {
+    follow_leader_observed(options, &Telemetry::off())
+}
+
+/// The same, under watch.
+///
+/// # Errors
+/// As [`follow_leader`].
+pub fn follow_leader_observed(options: &WorkerOptions, telemetry: &Telemetry) -> Result<(), FollowerError> {
     options.validate()?;
     let checkpoint = Checkpoint::open(&options.model).map_err(LoadError::from)?;
     let shard = shards(&checkpoint, options)?.swap_remove(0);
@@ -50,6 +60,7 @@ pub fn follow_leader(options: &WorkerOptions) -> Result<(), FollowerError> {
         world: options.world,
         leader: options.rendezvous.clone(),
         threads: options.thread_count(),
+        watch: Some(RankWatch { tracer: telemetry.tracer.clone(), clock: Clock::system() }),
     };
     drop(checkpoint);
     loop {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hawser_common::clock::Clock;
+use hawser_common::telemetry::Tracer;
 use hawser_common::{Coded, ErrorCode};
 use hawser_device::DeviceError;
 use hawser_device::kv::RowType;
@@ -19,7 +20,7 @@ use thiserror::Error;
 
 use crate::moving::snapshot::Shape;
 use crate::options::{KvType, WorkerOptions};
-use crate::ranks::{Formation, Processes, Threads};
+use crate::ranks::{Formation, Processes, RankWatch, Threads};
 use crate::session::Text;
 
 /// Fewest slots worth serving with, the dead slot included.
@@ -90,7 +91,7 @@ pub(super) struct Loaded {
 ///
 /// # Errors
 /// [`LoadError`] names the file and what in it is wrong.
-pub(super) fn load(options: &WorkerOptions, clock: &Clock) -> Result<Loaded, LoadError> {
+pub(super) fn load(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> Result<Loaded, LoadError> {
     let started = clock.now();
     let checkpoint = Checkpoint::open(&options.model)?;
     let config = checkpoint.config().clone();
@@ -108,7 +109,8 @@ pub(super) fn load(options: &WorkerOptions, clock: &Clock) -> Result<Loaded, Loa
     let archive_slots = archive_slots.min(u32::MAX as usize - slots);
     let threads_per_rank = NonZeroUsize::new(threads.get() / options.tp).unwrap_or(NonZeroUsize::MIN);
     let sizes = ExecutorOptions { slots: slots + archive_slots, row_type, threads: threads_per_rank };
-    let formation = formation(&checkpoint, options, sizes, clock)?;
+    let watch = RankWatch { tracer: tracer.clone(), clock: clock.clone() };
+    let formation = formation(&checkpoint, options, sizes, watch)?;
     let architecture = format!("{:?}", config.architecture).to_lowercase();
     let info = v1::ModelInfo {
         name: name.clone(),
@@ -152,19 +154,19 @@ fn formation(
     checkpoint: &Checkpoint,
     options: &WorkerOptions,
     sizes: ExecutorOptions,
-    clock: &Clock,
+    watch: RankWatch,
 ) -> Result<Box<dyn Formation>, LoadError> {
     let mut shards = shards(checkpoint, options)?;
     let timeout = Duration::from_millis(options.rank_timeout_ms);
     if options.world == 1 {
-        return Ok(Box::new(Threads::new(shards, sizes, timeout)));
+        return Ok(Box::new(Threads::new(shards, sizes, timeout).watched_by(watch)));
     }
     let unusable = |source| LoadError::Rendezvous { address: options.rendezvous.clone(), source };
     let mut addresses = options.rendezvous.to_socket_addrs().map_err(unusable)?;
     let address = addresses.next().ok_or_else(|| unusable(std::io::ErrorKind::AddrNotAvailable.into()))?;
     let own = (shards.swap_remove(0), checkpoint.digest().to_string());
-    let ranks = Processes::listen(address, own, options.world, (sizes, timeout), clock.clone());
-    Ok(Box::new(ranks.map_err(unusable)?))
+    let ranks = Processes::listen(address, own, options.world, (sizes, timeout), watch.clock.clone());
+    Ok(Box::new(ranks.map_err(unusable)?.watched_by(watch)))
 }
 
 fn context_length(options: &WorkerOptions, most: usize) -> Result<usize, LoadError> {

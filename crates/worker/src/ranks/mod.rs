@@ -14,6 +14,7 @@ mod rank;
 mod rendezvous;
 mod tables;
 mod threads;
+mod traced;
 
 pub use command::{Command, CommandError, Scoring, Work};
 pub use follower::follow;
@@ -24,3 +25,4 @@ pub use processes::{FollowError, Follower, Processes};
 pub use rank::{Outcome, Rank, RankError};
 pub use tables::{Table, TableChange, Tables};
 pub use threads::Threads;
+pub use traced::{RankWatch, Traced};

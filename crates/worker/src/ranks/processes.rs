@@ -18,6 +18,7 @@ use super::leader::Leader;
 use super::link::Link;
 use super::rank::{Rank, RankError};
 use super::rendezvous::{Channel, GREETING, Hello, Terms, Welcome, hear, say};
+use super::traced::RankWatch;
 
 /// Longest that the leader looks for followers in one try.
 const LOOK: Duration = Duration::from_millis(800);
@@ -40,6 +41,7 @@ pub struct Processes {
     clock: Clock,
     /// Ranks that have come, at `rank - 1`.
     joined: Vec<Joining>,
+    watch: Option<RankWatch>,
 }
 
 /// The connections of one follower's attempt.
@@ -73,7 +75,13 @@ impl Processes {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let joined = (1..world).map(|_| Joining::default()).collect();
-        Ok(Self { listener, shard, model, world, options, timeout, clock, joined })
+        Ok(Self { listener, shard, model, world, options, timeout, clock, joined, watch: None })
+    }
+
+    /// The same, under watch.
+    #[must_use]
+    pub fn watched_by(self, watch: RankWatch) -> Self {
+        Self { watch: Some(watch), ..self }
     }
 
     /// Where it listens.
@@ -158,7 +166,8 @@ impl Processes {
         let link = Link::new(Box::new(TcpRank::hub(commands, self.timeout)?));
         let abort = sums.abort_handle();
         let executor = Executor::in_group(Arc::clone(&self.shard), self.options, Box::new(sums))?;
-        Ok(Leader::of(Rank::new(executor, epoch), link, abort))
+        let rank = Rank::new(executor, epoch).watched_by(self.watch.clone(), 0);
+        Ok(Leader::of(rank, link, abort))
     }
 }
 
@@ -206,6 +215,7 @@ pub struct Follower {
     /// Where the leader listens for ranks, `host:port`.
     pub leader: String,
     pub threads: std::num::NonZeroUsize,
+    pub watch: Option<RankWatch>,
 }
 
 impl Follower {
@@ -230,7 +240,7 @@ impl Follower {
         let options = ExecutorOptions { slots: terms.slots, row_type, threads: self.threads };
         let sums = Box::new(spoke(sums)?);
         let executor = Executor::in_group(Arc::clone(&self.shard), options, sums).map_err(FormError::from)?;
-        let mut rank = Rank::new(executor, terms.epoch);
+        let mut rank = Rank::new(executor, terms.epoch).watched_by(self.watch.clone(), self.rank);
         tracing::info!(rank = self.rank, epoch = terms.epoch, "joined the group");
         Ok(follow(&mut rank, &mut link)?)
     }

@@ -10,6 +10,7 @@ use thiserror::Error;
 
 use super::command::{Command, CommandError, Scoring, Work};
 use super::tables::{Table, Tables};
+use super::traced::{RankWatch, Spans};
 use crate::scheduler::{RankChange, StepPlan};
 
 /// Why a rank cannot go on. The group is over.
@@ -62,13 +63,21 @@ pub struct Rank {
     epoch: u64,
     /// The step that is due.
     next: u64,
+    spans: Spans,
 }
 
 impl Rank {
     /// A rank at the beginning of an epoch.
     #[must_use]
     pub fn new(executor: Executor, epoch: u64) -> Self {
-        Self { executor, tables: Tables::default(), epoch, next: 1 }
+        Self { executor, tables: Tables::default(), epoch, next: 1, spans: Spans::default() }
+    }
+
+    /// The same, whose work for traced turns is told.
+    #[must_use]
+    pub fn watched_by(self, watch: Option<RankWatch>, rank: usize) -> Self {
+        let spans = watch.map_or_else(Spans::default, |watch| Spans::of_rank(watch, rank));
+        Self { spans, ..self }
     }
 
     #[must_use]
@@ -137,6 +146,7 @@ impl Rank {
     }
 
     fn run_plan(&mut self, plan: &StepPlan) -> Result<Outcome, RankError> {
+        let started = self.spans.begin(plan);
         self.change_all(&plan.changes);
         plan.tables.iter().for_each(|change| self.tables.apply(change));
         if plan.entries.is_empty() {
@@ -164,6 +174,7 @@ impl Rank {
             sequences: &sequences,
         };
         let logits = self.executor.step(&batch)?;
+        self.spans.ran(plan, started);
         for entry in plan.entries.iter().filter(|entry| !entry.hint) {
             let (positions, slots) = (&plan.positions[entry.rows.clone()], &plan.slots[entry.rows.clone()]);
             self.tables.append(entry.sequence, positions, slots);

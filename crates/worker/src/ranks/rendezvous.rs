@@ -16,7 +16,7 @@ const MAX_BYTES: usize = 4_096;
 /// Longest that either side waits for the other's greeting.
 pub(super) const GREETING: Duration = Duration::from_secs(5);
 /// Changes with the messages between ranks; the build says the rest.
-const PROTOCOL: &str = concat!("hawser-ranks/1 ", env!("CARGO_PKG_VERSION"));
+const PROTOCOL: &str = concat!("hawser-ranks/2 ", env!("CARGO_PKG_VERSION"));
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -13,6 +13,7 @@ use super::formation::{FormError, Formation};
 use super::leader::Leader;
 use super::link::Link;
 use super::rank::Rank;
+use super::traced::RankWatch;
 
 /// One rank per model shard, in the order of the ranks.
 #[derive(Debug)]
@@ -22,12 +23,20 @@ pub struct Threads {
     /// Longest that a rank waits for another.
     timeout: Duration,
     followers: Vec<JoinHandle<()>>,
+    watch: Option<RankWatch>,
 }
 
 impl Threads {
     #[must_use]
     pub fn new(shards: Vec<Arc<Model>>, options: ExecutorOptions, timeout: Duration) -> Self {
-        Self { shards, options, timeout, followers: Vec::new() }
+        Self { shards, options, timeout, followers: Vec::new(), watch: None }
+    }
+
+    /// The same, under watch.
+    #[must_use]
+    pub fn watched_by(mut self, watch: RankWatch) -> Self {
+        self.watch = Some(watch);
+        self
     }
 
     /// Waits for the followers of the epoch before: they were told, and their memory is needed.
@@ -54,7 +63,8 @@ impl Formation for Threads {
             let abort = sum.abort_handle();
             let shard = Arc::clone(&self.shards[rank]);
             let executor = Executor::in_group(shard, self.options, Box::new(sum))?;
-            let (state, mut link) = (Rank::new(executor, epoch), Link::new(Box::new(link)));
+            let state = Rank::new(executor, epoch).watched_by(self.watch.clone(), rank);
+            let mut link = Link::new(Box::new(link));
             if rank == 0 {
                 leader = Some(Leader::of(state, link, abort));
                 continue;

@@ -383,6 +383,12 @@ impl Scheduler {
         }
     }
 
+    /// Copies of evicted rows beside the pool.
+    #[must_use]
+    pub fn archived(&self) -> usize {
+        self.archive.used()
+    }
+
     /// Whether anything runs or waits.
     #[must_use]
     pub fn is_idle(&self) -> bool {

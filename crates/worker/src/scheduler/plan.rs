@@ -7,7 +7,7 @@ use hawser_kv::RowMove;
 use hawser_model::executor::{MemoryId, Observe, Recursion};
 use serde::{Deserialize, Serialize};
 
-use crate::ranks::TableChange;
+use crate::ranks::{TableChange, Traced};
 
 /// One request in the scheduler, unique within a driver's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -20,6 +20,8 @@ pub struct StepPlan {
     pub changes: Vec<RankChange>,
     /// What changes of the sequences' tables, before the step; the step's own rows are added by running it.
     pub tables: Vec<TableChange>,
+    /// Of the sequences whose tables are set, those whose turn is traced.
+    pub traces: Vec<Traced>,
     pub tokens: Vec<u32>,
     pub positions: Vec<Position>,
     /// Where each row's KV is written: fresh slots, each held by its sequence only.
@@ -64,7 +66,7 @@ impl StepPlan {
     /// Whether there is nothing to do, not even to forget.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty() && self.changes.is_empty()
+        self.entries.is_empty() && self.changes.is_empty() && self.tables.is_empty()
     }
 
     #[must_use]

@@ -1,6 +1,7 @@
 //! The frames of a running turn.
 
 use futures_util::Stream;
+use hawser_common::Coded as _;
 use hawser_common::group::Owner;
 use hawser_proto::{status, v1};
 use tokio::sync::mpsc;
@@ -10,6 +11,7 @@ use v1::generate_response::Frame;
 
 use super::frames::{finished, frame, push};
 use super::turns::TurnGuard;
+use crate::metrics::TurnWatch;
 use crate::session::Prompt;
 use crate::turn::{TokenPiece, TurnEnd, TurnError, TurnEvent};
 
@@ -24,7 +26,7 @@ pub(crate) struct TurnStreamParts {
 }
 
 /// A turn as its reader sees it. Dropping it drops the receiver, which aborts the turn, and checks the session in
-/// uncommitted.
+/// uncommitted. Nothing of a session goes out once its claim may have ended: another group may own it by then.
 pub(crate) struct TurnStream {
     guard: TurnGuard,
     prompt: Option<Prompt>,
@@ -32,6 +34,8 @@ pub(crate) struct TurnStream {
     /// Taken from the channel behind tokens that went out first.
     next: Option<TurnEvent>,
     state: State,
+    /// `None`: nobody looks.
+    watch: Option<TurnWatch>,
     _tracked: TaskTrackerToken,
 }
 
@@ -45,7 +49,12 @@ enum State {
 impl TurnStream {
     pub(crate) fn new(parts: TurnStreamParts) -> Self {
         let TurnStreamParts { guard, prompt, events, tracked } = parts;
-        Self { guard, prompt: Some(prompt), events, next: None, state: State::Opening, _tracked: tracked }
+        let (next, state, watch) = (None, State::Opening, None);
+        Self { guard, prompt: Some(prompt), events, next, state, watch, _tracked: tracked }
+    }
+
+    pub(crate) fn watched_by(self, watch: TurnWatch) -> Self {
+        Self { watch: Some(watch), ..self }
     }
 
     /// The session's handle, for the initial metadata.
@@ -72,6 +81,10 @@ impl TurnStream {
                     Some(event) => Some(event),
                     None => self.events.recv().await,
                 };
+                if self.guard.is_fenced() {
+                    self.state = State::Ended;
+                    return Some(Err(TurnError::Fenced));
+                }
                 Some(self.on_event(event))
             }
             State::Ended => None,
@@ -94,17 +107,22 @@ impl TurnStream {
             Some(TurnEvent::Token(piece)) => Ok(Frame::Chunk(self.chunk(piece))),
             Some(TurnEvent::Finished(end)) => {
                 self.state = State::Ended;
+                if let Some(watch) = &mut self.watch {
+                    watch.finished(&end);
+                }
                 Ok(Frame::Finished(self.commit(&end)))
             }
-            Some(TurnEvent::Failed(error)) => {
-                self.state = State::Ended;
-                Err(error)
-            }
-            None => {
-                self.state = State::Ended;
-                Err(TurnError::DriverStopped)
-            }
+            Some(TurnEvent::Failed(error)) => Err(self.failed(error)),
+            None => Err(self.failed(TurnError::DriverStopped)),
         }
+    }
+
+    fn failed(&mut self, error: TurnError) -> TurnError {
+        self.state = State::Ended;
+        if let Some(watch) = &mut self.watch {
+            watch.failed(error.code(), &error);
+        }
+        error
     }
 
     /// The piece with whatever tokens are there already: a fast reader gets each at once, a slow one several together.

@@ -9,6 +9,7 @@ use hawser_common::request::TurnRequest;
 use hawser_common::retention::{Choice, Retention};
 use hawser_common::sampling::Sampling;
 use hawser_common::tasks::Tasks;
+use hawser_common::telemetry::{Telemetry, TraceParent};
 use hawser_common::{Epoch, GroupId, SessionKey, TenantId};
 use hawser_placement::{ClaimError, RegistrationHandle};
 use tokio::sync::mpsc;
@@ -18,6 +19,7 @@ use tokio_util::task::TaskTracker;
 use super::intent::keep;
 use super::stream::{TurnStream, TurnStreamParts};
 use crate::driver::{DriverHandle, Turn};
+use crate::metrics::{TurnWatch, WorkerMetrics};
 use crate::moving::{Moves, hand_over};
 use crate::scheduler::{Keep, SequenceId, Submission};
 use crate::session::{Held, Prompt, Sessions, Text, Transcript, build_prompt};
@@ -47,6 +49,8 @@ pub(crate) struct Shared {
     pub(crate) draining: CancellationToken,
     /// Tracks the running turns.
     pub(crate) turns: TaskTracker,
+    pub(crate) metrics: WorkerMetrics,
+    pub(crate) telemetry: Telemetry,
 }
 
 impl Shared {
@@ -128,8 +132,10 @@ impl TurnService {
         tenant: TenantId,
         request: TurnRequest,
         deadline: Option<Tick>,
+        watch: &mut TurnWatch,
     ) -> Result<TurnStream, TurnError> {
         let shared = &self.shared;
+        watch.about(request.session.as_ref(), &shared.owner());
         let key = request.session.clone().map(|session| SessionKey { tenant: tenant.clone(), session });
         let held = match &key {
             Some(key) => Some(shared.sessions.checkout(key).await?),
@@ -145,7 +151,9 @@ impl TurnService {
         prompt.retention = is_chosen.then(|| retention.clone());
         let keep = keep(&shared.text, shared.context, &prompt, (retention, &intent))?;
         let mut guard = TurnGuard { shared: Arc::clone(shared), key: key.clone(), held };
-        let events = self.submit((tenant, key.as_ref()), (&prompt, keep), &sampling, deadline)?;
+        let (id, events) =
+            self.submit((tenant, key.as_ref()), (&prompt, keep), &sampling, (deadline, watch.parent()))?;
+        watch.request(id.0);
         if let (Some(key), Some(held)) = (&key, &mut guard.held) {
             // Prefill is running meanwhile; nothing has left this process yet.
             shared.claim(key, held).await?;
@@ -175,8 +183,8 @@ impl TurnService {
         (namespace, key): (TenantId, Option<&SessionKey>),
         (prompt, keep): (&Prompt, Keep),
         sampling: &Sampling,
-        deadline: Option<Tick>,
-    ) -> Result<mpsc::Receiver<crate::turn::TurnEvent>, TurnError> {
+        (deadline, trace): (Option<Tick>, &TraceParent),
+    ) -> Result<(SequenceId, mpsc::Receiver<crate::turn::TurnEvent>), TurnError> {
         let shared = &self.shared;
         let (tokens, context) = (&prompt.tokens, shared.context);
         if tokens.len() >= context {
@@ -196,8 +204,8 @@ impl TurnService {
         let submission =
             Submission { id, session, namespace, prompt: tokens.clone(), max_new, deadline, keep };
         let (sender, events) = mpsc::channel(shared.stream_buffer + Turn::MIN_ROOM);
-        shared.driver.run(Turn { submission, generation, events: sender })?;
-        Ok(events)
+        shared.driver.run(Turn { submission, generation, events: sender, trace: trace.clone() })?;
+        Ok((id, events))
     }
 }
 
@@ -221,6 +229,14 @@ pub(crate) struct TurnGuard {
 }
 
 impl TurnGuard {
+    /// Whether the session's claim may have ended while the turn ran. A turn without a session has none to lose.
+    pub(crate) fn is_fenced(&self) -> bool {
+        let registration = &self.shared.registration;
+        let claimed = self.held.as_ref().and_then(|held| held.claimed);
+        let standing = registration.standing();
+        claimed.is_some_and(|epoch| epoch != standing.epoch || !standing.valid(self.shared.clock.now()))
+    }
+
     /// Checks the session in, before the stream itself ends.
     pub(crate) fn check_in(&mut self) {
         let (Some(key), Some(held)) = (&self.key, self.held.take()) else { return };

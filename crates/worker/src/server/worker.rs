@@ -6,13 +6,16 @@ use std::sync::Arc;
 use futures_util::Stream;
 use hawser_common::request::{Extent, Input};
 use hawser_common::{Coded, Epoch, ErrorCode, SessionId, SessionKey, TenantId};
-use hawser_proto::{convert, deadline, status, v1};
+use hawser_proto::{convert, deadline, fault, status, trace_parent, v1};
 use thiserror::Error;
 use tonic::metadata::MetadataValue;
 use tonic::{Request, Response, Status};
+use tracing::Instrument as _;
 
 use super::sessions::SessionService;
+use super::stream::TurnStream;
 use super::turns::{Shared, TurnService};
+use crate::metrics::TurnWatch;
 use crate::session::{History, Transcript, build_prompt};
 use crate::turn::TurnError;
 
@@ -90,6 +93,20 @@ impl WorkerService {
         Ok(tenant)
     }
 
+    async fn turn(
+        &self,
+        request: Request<v1::WorkerGenerateRequest>,
+        watch: &mut TurnWatch,
+    ) -> Result<TurnStream, Status> {
+        let limit = deadline(request.metadata()).map(|limit| self.shared.clock.now().after(limit));
+        let v1::WorkerGenerateRequest { route, request } = request.into_inner();
+        let request = required(request, "request")?;
+        let tenant = self.admit_for(route.as_ref(), &request.session).await?;
+        let turn = convert::turn_request(request).map_err(refuse)?;
+        self.check_model(&turn.model)?;
+        self.turns.start(tenant, turn, limit, watch).await.map_err(refuse)
+    }
+
     fn check_model(&self, asked: &str) -> Result<(), Status> {
         let serves = &self.shared.model;
         if asked.is_empty() || asked == serves {
@@ -112,13 +129,16 @@ impl v1::worker_server::Worker for WorkerService {
         &self,
         request: Request<v1::WorkerGenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
-        let limit = deadline(request.metadata()).map(|limit| self.shared.clock.now().after(limit));
-        let v1::WorkerGenerateRequest { route, request } = request.into_inner();
-        let request = required(request, "request")?;
-        let tenant = self.admit_for(route.as_ref(), &request.session).await?;
-        let turn = convert::turn_request(request).map_err(refuse)?;
-        self.check_model(&turn.model)?;
-        let stream = self.turns.start(tenant, turn, limit).await.map_err(refuse)?;
+        let (shared, parent) = (&self.shared, trace_parent(request.metadata()));
+        let mut watch = TurnWatch::start(&shared.telemetry, &shared.metrics, &parent, &shared.clock);
+        let lines = watch.lines();
+        let stream = match self.turn(request, &mut watch).instrument(lines).await {
+            Ok(stream) => stream.watched_by(watch),
+            Err(status) => {
+                watch.failed(fault(&status).code, status.message());
+                return Err(status);
+            }
+        };
         let session = stream.session().map(MetadataValue::try_from);
         let mut response = Response::new(Box::pin(stream.into_frames()) as Self::GenerateStream);
         if let Some(Ok(session)) = session {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use hawser_common::clock::Tick;
+
 use super::error::TurnError;
 use crate::scheduler::Kept;
 
@@ -66,4 +68,25 @@ pub struct TurnEnd {
     pub decode: Duration,
     /// Scoring and evicting.
     pub pruning: Duration,
+    pub timeline: Timeline,
+}
+
+/// When the parts of a turn happened, by the driver's clock.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Timeline {
+    /// In the scheduler.
+    pub arrived: Tick,
+    pub first_token: Tick,
+    pub ended: Tick,
+    /// The first ones, where there are very many.
+    pub prunes: Vec<PruneTime>,
+}
+
+/// One prune.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PruneTime {
+    pub from: Tick,
+    pub to: Tick,
+    pub evicted: usize,
+    pub revived: usize,
 }

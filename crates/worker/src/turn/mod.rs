@@ -5,5 +5,5 @@ mod event;
 mod generation;
 
 pub use error::TurnError;
-pub use event::{Finish, TokenPiece, TurnEnd, TurnEvent, Usage};
+pub use event::{Finish, PruneTime, Timeline, TokenPiece, TurnEnd, TurnEvent, Usage};
 pub use generation::{Generation, GenerationOptions};

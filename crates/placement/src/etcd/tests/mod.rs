@@ -2,7 +2,6 @@
 
 mod folding;
 mod outages;
-mod proxy;
 mod secured;
 mod sharing;
 

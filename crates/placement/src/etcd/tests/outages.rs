@@ -4,8 +4,8 @@ use futures_util::StreamExt as _;
 use hawser_common::clock::Clock;
 use hawser_common::tasks::Tasks;
 
-use super::proxy::Proxy;
 use super::*;
+use crate::conformance::Proxy;
 use crate::registration::{Registration, RegistrationHandle};
 
 /// A store whose connections go through `proxy`.

@@ -8,8 +8,9 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// Connections are numbered as they are opened.
-pub(super) struct Proxy {
+/// Ends with the value. Connections are numbered as they are opened.
+#[derive(Debug)]
+pub struct Proxy {
     addr: SocketAddr,
     /// Connections below this number are cut.
     cut: watch::Sender<u64>,
@@ -20,9 +21,13 @@ pub(super) struct Proxy {
 }
 
 impl Proxy {
-    pub(super) async fn start(to: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let addr = listener.local_addr().unwrap();
+    /// A network in front of `to`.
+    ///
+    /// # Panics
+    /// Where no port is free.
+    pub async fn start(to: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let addr = listener.local_addr().expect("a bound socket has an address");
         let (cut, swallow) = (watch::Sender::new(0), watch::Sender::new(0));
         let (count, opened) = watch::channel(0);
         let tasks = Tasks::new();
@@ -47,27 +52,30 @@ impl Proxy {
         Self { addr, cut, swallow, opened, tasks }
     }
 
-    pub(super) fn endpoint(&self) -> String {
+    /// URI for the store's clients.
+    #[must_use]
+    pub fn endpoint(&self) -> String {
         format!("http://{}", self.addr)
     }
 
     /// Cuts every connection, and new ones at once.
-    pub(super) fn cut(&self) {
+    pub fn cut(&self) {
         self.cut.send_replace(u64::MAX);
     }
 
     /// Lets new connections live. Those from before stay cut, however soon this follows.
-    pub(super) fn mend(&self) {
+    pub fn mend(&self) {
         self.cut.send_replace(self.opened());
     }
 
     /// Connections that were opened so far.
-    pub(super) fn opened(&self) -> u64 {
+    #[must_use]
+    pub fn opened(&self) -> u64 {
         *self.opened.borrow()
     }
 
     /// From now on the open connections carry nothing, and stay open.
-    pub(super) fn swallow_open(&self) {
+    pub fn swallow_open(&self) {
         self.swallow.send_replace(self.opened());
     }
 }
