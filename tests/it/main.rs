@@ -13,6 +13,7 @@ mod faults;
 mod group;
 mod inspect;
 mod leaving;
+mod moving;
 mod netns;
 mod network;
 mod partition;

@@ -26,7 +26,7 @@ impl Role {
 }
 
 /// One call of a tool, as the assistant made it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolCall {
     pub id: String,
     pub name: String,
@@ -35,7 +35,7 @@ pub struct ToolCall {
 }
 
 /// One message.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
     pub role: Role,
     pub content: String,
@@ -53,7 +53,7 @@ impl Message {
 }
 
 /// A tool on offer: an OpenAI-style function.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tool {
     pub name: String,
     pub description: String,

@@ -149,6 +149,54 @@ impl KvRows {
         }
     }
 
+    /// Bytes of one slot of one layer and KV head as [`KvRows::read_bits`] gives them: its key and its value.
+    #[must_use]
+    pub fn head_bytes(&self) -> usize {
+        2 * self.shape.head_dim * self.row_type().bytes()
+    }
+
+    /// The key and the value as they are stored, little-endian and without padding. `out`: [`KvRows::head_bytes`].
+    ///
+    /// # Panics
+    /// If the slot, the layer or the head is out of range, or `out` has another length: bugs of the caller.
+    pub fn read_bits(&self, layer: usize, slot: SlotId, kv_head: usize, out: &mut [u8]) {
+        let (key, value) = (self.key_at(layer, slot, kv_head), self.value_at(layer, slot, kv_head));
+        let dim = self.shape.head_dim;
+        let (to_key, to_value) = out.split_at_mut(self.head_bytes() / 2);
+        for (at, to) in [(key, to_key), (value, to_value)] {
+            match &self.items {
+                Items::F32(items) => to.copy_from_slice(bytemuck::cast_slice(&items[at..at + dim])),
+                Items::F16(items) | Items::Bf16(items) => {
+                    to.copy_from_slice(bytemuck::cast_slice(&items[at..at + dim]));
+                }
+            }
+        }
+    }
+
+    /// Stores what [`KvRows::read_bits`] gave, here or in another pool of the same row type.
+    ///
+    /// # Panics
+    /// As [`KvRows::read_bits`], or if the slot is dead.
+    pub fn write_bits(&mut self, layer: usize, slot: SlotId, kv_head: usize, bits: &[u8]) {
+        assert!(!slot.is_dead(), "the dead slot is never written");
+        assert_eq!(bits.len(), self.head_bytes(), "a key and a value");
+        let (key, value) = (self.key_at(layer, slot, kv_head), self.value_at(layer, slot, kv_head));
+        let (dim, padded) = (self.shape.head_dim, self.shape.padded_dim());
+        let (of_key, of_value) = bits.split_at(bits.len() / 2);
+        for (at, from) in [(key, of_key), (value, of_value)] {
+            match &mut self.items {
+                Items::F32(items) => {
+                    bytemuck::cast_slice_mut::<f32, u8>(&mut items[at..at + dim]).copy_from_slice(from);
+                    items[at + dim..at + padded].fill(0.0);
+                }
+                Items::F16(items) | Items::Bf16(items) => {
+                    bytemuck::cast_slice_mut::<u16, u8>(&mut items[at..at + dim]).copy_from_slice(from);
+                    items[at + dim..at + padded].fill(0);
+                }
+            }
+        }
+    }
+
     /// Makes a slot's rows those of another, bit for bit.
     ///
     /// # Panics

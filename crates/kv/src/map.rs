@@ -38,6 +38,23 @@ impl SlotMap {
         Self::default()
     }
 
+    /// A map of `len` positions, of which those that are live, ascending, have these slots, whose holding passes to it.
+    /// `None` where they do not ascend, reach past the end, or name the dead slot; nothing has passed then.
+    #[must_use]
+    pub fn restored(len: usize, live: &[(Position, SlotId)]) -> Option<Self> {
+        let ascends = live.is_sorted_by(|a, b| a.0 < b.0);
+        let fits = live.last().is_none_or(|(last, _)| last.index() < len) && u32::try_from(len).is_ok();
+        if !ascends || !fits || live.iter().any(|(_, slot)| slot.is_dead()) {
+            return None;
+        }
+        let mut map = Self { slots: vec![SlotId::DEAD; len], ..Self::default() };
+        for &(position, slot) in live {
+            map.slots[position.index()] = slot;
+        }
+        (map.live_positions, map.live) = live.iter().copied().unzip();
+        Some(map)
+    }
+
     /// Logical length: the position of the next token.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -4,9 +4,11 @@
 //! is gone is aborted before the next step; a turn whose reader is slow is paused and holds back nobody else.
 
 mod command;
+mod moves;
 mod run;
 
 pub use command::{Command, DriverHandle, DriverOptions, Turn};
+pub use moves::{Arrival, Arriving, Departure, MoveError};
 
 use std::thread::JoinHandle;
 

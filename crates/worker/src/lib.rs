@@ -7,6 +7,7 @@
 pub mod driver;
 mod lifecycle;
 mod metrics;
+pub mod moving;
 mod options;
 pub mod ranks;
 mod remote_store;

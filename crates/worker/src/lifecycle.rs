@@ -28,6 +28,7 @@ use load::{Loaded, load};
 
 use crate::driver::{self, DriverError, DriverHandle, DriverOptions};
 use crate::metrics::WorkerMetrics;
+use crate::moving::{HandoverService, Moves, Peers, hand_over_all};
 use crate::options::{InvalidOptions, WorkerOptions};
 use crate::scheduler::Limits;
 use crate::server::{SessionService, Shared, WorkerService};
@@ -120,7 +121,7 @@ impl Worker {
     ) -> Result<WorkerHandle, StartError> {
         let group = GroupId::parse(&options.group).map_err(InvalidOptions::from)?;
         let tasks = Tasks::new();
-        let Loaded { formation, text, end_ids, context, slots, archive_slots, model, report } = loaded;
+        let Loaded { formation, text, end_ids, context, slots, archive_slots, model, shape, report } = loaded;
         let limits = Limits {
             step_tokens: options.step_tokens,
             mixed_tokens: options.mixed_tokens,
@@ -135,6 +136,7 @@ impl Worker {
         let (driver, thread) = driver::spawn_observed(formation, bounds, clock.clone(), metrics.clone())?;
         let record = record(&options, &group, &model, address, &driver);
         let ttl = Duration::from_millis(options.lease_ttl_ms);
+        let moves = Moves::new(&options, shape, Peers::new(Arc::clone(&store)));
         let placing = PlacementMetrics::new(&meter);
         let registration =
             Registration::start_observed(store, clock.clone(), &tasks, record, ttl, placing).await?;
@@ -151,7 +153,9 @@ impl Worker {
             driver,
             sessions,
             registration: registration.clone(),
+            moves,
             clock,
+            tasks: tasks.clone(),
             draining: CancellationToken::new(),
             turns: TaskTracker::new(),
             metrics,
@@ -160,8 +164,9 @@ impl Worker {
         tasks.spawn(report_capacity(Arc::clone(&shared), tasks.stopping()));
         tasks.spawn(forget_idle(Arc::clone(&shared), tasks.stopping()));
         tasks.spawn(follow_group(Arc::clone(&shared), tasks.stopping()));
-        let service = WorkerService::new(Arc::clone(&shared), model);
-        spawn_server(&tasks, service, &registration, (listener, server))?;
+        let services =
+            (WorkerService::new(Arc::clone(&shared), model), HandoverService::new(Arc::clone(&shared)));
+        spawn_server(&tasks, services, &registration, (listener, server))?;
         Ok(WorkerHandle { address, shared, tasks, thread: Some(thread), report })
     }
 }
@@ -200,7 +205,7 @@ fn record(
 
 fn spawn_server(
     tasks: &Tasks,
-    service: WorkerService,
+    (service, handover): (WorkerService, HandoverService),
     registration: &RegistrationHandle,
     (listener, mut server): (TcpListener, Server),
 ) -> Result<(), StartError> {
@@ -214,7 +219,11 @@ fn spawn_server(
     let service = v1::worker_server::WorkerServer::new(service)
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let server = server.add_service(health_service).add_service(reflection).add_service(service);
+    let handover = v1::handover_server::HandoverServer::new(handover)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let server =
+        server.add_service(health_service).add_service(reflection).add_service(service).add_service(handover);
     let stopping = tasks.stopping();
     tasks.spawn(async move {
         let incoming = TcpListenerStream::new(listener);
@@ -333,22 +342,25 @@ impl WorkerHandle {
         *self.shared.driver.capacity().borrow()
     }
 
-    /// Takes no new turns and gives the idle sessions back to the store, so that routers place them elsewhere.
-    /// Running turns go on.
+    /// Takes no new turns and hands the idle sessions over to other groups of the model; those that none takes are given
+    /// back to the store, so that routers place them anew. Running turns go on, and their sessions follow at their end.
     pub async fn drain(&self) {
         self.shared.draining.cancel();
         self.shared.registration.drain();
-        let idle = self.shared.sessions.summaries(|_| true).into_iter().filter(|(_, summary)| !summary.busy);
-        for (key, _) in idle {
-            self.shared.registration.release(key).await;
-        }
+        hand_over_all(&self.shared, |summary| !summary.busy).await;
     }
 
     /// Drains, waits for running turns up to `limit`, leaves the cluster and stops. `false` if turns were cut off.
     pub async fn shutdown(mut self, limit: Duration) -> bool {
-        self.drain().await;
-        self.shared.turns.close();
-        let finished = tokio::time::timeout(limit, self.shared.turns.wait()).await.is_ok();
+        let turns = self.shared.turns.clone();
+        let ending = async {
+            self.drain().await;
+            turns.close();
+            turns.wait().await;
+            // Turns that had begun when the drain did, and were not counted yet.
+            hand_over_all(&self.shared, |_| true).await;
+        };
+        let finished = tokio::time::timeout(limit, ending).await.is_ok() || turns.is_empty();
         self.shared.registration.stop().await;
         let stopped = self.tasks.shutdown(Duration::from_secs(2)).await;
         let thread = self.thread.take();

@@ -21,6 +21,18 @@ pub enum KvType {
     Bf16,
 }
 
+impl KvType {
+    /// As in configuration.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
 /// What computes a group's steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -109,6 +121,12 @@ pub struct WorkerOptions {
     /// Keep rows of prompts that have ended, for others of the same tenant that begin alike; given up first when slots
     /// are needed.
     pub share_prefixes: bool,
+    /// Hand sessions over to another group of the same model when this one drains, instead of giving them up.
+    pub move_sessions: bool,
+    /// Sessions that leave at once, and as many that arrive.
+    pub max_moves: usize,
+    /// Longest that one session may take to move.
+    pub move_timeout_ms: u64,
     /// What sessions keep that choose nothing themselves.
     pub retention: Retention,
     /// What the leader shows to routers.
@@ -153,6 +171,9 @@ impl Default for WorkerOptions {
             stream_buffer: 64,
             lease_ttl_ms: 10_000,
             share_prefixes: true,
+            move_sessions: true,
+            max_moves: 4,
+            move_timeout_ms: 10_000,
             retention: Retention::default(),
             tls: ServerTls::default(),
             keepalive: Keepalive::default(),
@@ -223,6 +244,9 @@ impl WorkerOptions {
         check("stream_buffer", self.stream_buffer, (1..=65_536).contains(&self.stream_buffer), "1 to 65536")?;
         let ttl = usize::try_from(self.lease_ttl_ms).unwrap_or(usize::MAX);
         check("lease_ttl_ms", ttl, (500..=600_000).contains(&ttl), "500 to 600000")?;
+        check("max_moves", self.max_moves, (1..=64).contains(&self.max_moves), "1 to 64")?;
+        let patience = usize::try_from(self.move_timeout_ms).unwrap_or(usize::MAX);
+        check("move_timeout_ms", patience, (100..=600_000).contains(&patience), "100 to 600000")?;
         self.tls.validate()?;
         self.retention.validate()?;
         self.simulated.validate()

@@ -14,7 +14,8 @@ use hawser_kv::RowMove;
 use hawser_kv::retention::{Event, Marks, Origin, Situation, is_due, local_scores, select};
 use hawser_worker::ranks::Tables;
 use hawser_worker::scheduler::{
-    Keep, Limits, PlanEntry, RankChange, RowState, Scheduler, SequenceId, StepPlan, Submission, Verdict,
+    Keep, Limits, PlanEntry, RankChange, RowState, Scheduler, SequenceId, SessionState, StepPlan, Submission,
+    Verdict,
 };
 use proptest::prelude::*;
 
@@ -308,6 +309,53 @@ impl Harness {
         assert!(live <= self.scheduler.live(&key(session)));
     }
 
+    /// Moves all sessions to a fresh scheduler with another pool; one without room is lost.
+    fn relocate(&mut self, slots: usize) {
+        self.drain();
+        // As the driver does before it reads a row: what waits for the next plan is done first.
+        for change in self.scheduler.take_changes() {
+            self.change(&change);
+        }
+        let mut rows = HashMap::new();
+        let mut target = Scheduler::new(self.limits, slots, ARCHIVE);
+        for session in 0..self.sessions.len() {
+            let Some(leaving) = self.scheduler.leave(&key(session)) else { continue };
+            let wire = postcard::to_allocvec(&leaving.state).unwrap();
+            let state: SessionState = postcard::from_bytes(&wire).unwrap();
+            let live = state.live.clone();
+            assert_eq!(
+                self.scheduler.leaving_slots(&key(session), 0..live.len()),
+                Some(leaving.slots.clone())
+            );
+            let history = (self.now, leaving.memory.is_some());
+            let arrived = target.arrive(state, TenantId::single(), history, 1_000, self.now);
+            let Ok((id, memory)) = arrived else {
+                target.audit().unwrap();
+                self.sessions[session] = Reference::default();
+                continue;
+            };
+            assert_eq!(memory.is_some(), leaving.memory.is_some());
+            let slots = target.arriving_slots(id, 0..live.len()).unwrap();
+            for (position, (from, to)) in live.iter().zip(leaving.slots.iter().zip(&slots)) {
+                assert_eq!(self.rows[from], self.sessions[session].rows[position.index()]);
+                rows.insert(*to, self.rows[from]);
+            }
+            target.audit().unwrap();
+            assert!(target.commit_arrival(id, key(session)) && !target.commit_arrival(id, key(session)));
+            assert_eq!(target.drop_arrival(id), 0);
+            let (before, after) = (self.scheduler.inspect(&key(session)), target.inspect(&key(session)));
+            let evicted = |found: Option<hawser_worker::scheduler::Inspection>| {
+                let rows = found.map(|found| found.rows).unwrap_or_default();
+                rows.iter().map(|row| *row == RowState::Evicted).collect::<Vec<_>>()
+            };
+            assert_eq!(evicted(before), evicted(after), "positions stay, and the dead stay dead");
+            self.scheduler.close(&key(session));
+            self.scheduler.audit().unwrap();
+        }
+        (self.scheduler, self.rows, self.tables) = (target, rows, Tables::default());
+        self.scheduler.audit().unwrap();
+    }
+
     fn drain(&mut self) {
         for _ in 0..20_000 {
             if self.running.is_empty() {
@@ -325,11 +373,19 @@ fn contexts_hold(context: &[SlotId], slot: SlotId) -> bool {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Submit { session: Option<usize>, prompt: Vec<u32>, goes_on: bool, max_new: usize, release: bool },
+    Submit {
+        session: Option<usize>,
+        prompt: Vec<u32>,
+        goes_on: bool,
+        max_new: usize,
+        release: bool,
+    },
     Steps(usize),
     Abort(usize),
     Close(usize),
     Fork(usize, usize),
+    /// To a pool of so many slots.
+    Relocate(usize),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -345,13 +401,14 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0..6usize).prop_map(Op::Abort),
         1 => (0..3usize).prop_map(Op::Close),
         1 => (0..3usize, 0..3usize).prop_map(|(from, to)| Op::Fork(from, to)),
+        1 => (90..300usize).prop_map(Op::Relocate),
     ]
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
-    fn r5_r7_e5_rows_have_seen_what_was_live_whatever_is_pruned_shared_demoted_or_aborted(
+    fn r5_r6_r7_e5_rows_have_seen_what_was_live_whatever_is_pruned_shared_demoted_moved_or_aborted(
         ops in proptest::collection::vec(op(), 1..60),
         slots in 90..300usize,
         step_tokens in 2..32usize,
@@ -388,6 +445,7 @@ proptest! {
                         harness.sessions[session] = Reference::default();
                     }
                 }
+                Op::Relocate(slots) => harness.relocate(slots),
                 Op::Fork(from, to) => {
                     if !harness.is_busy(from) && !harness.is_busy(to) && from != to {
                         harness.scheduler.close(&key(to));

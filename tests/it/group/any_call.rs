@@ -25,7 +25,7 @@ fn calls(heard: &[Heard]) -> [(Channel, std::ops::Range<u64>); 2] {
         Work::Run(plan) if plan.rows() > plan.entries.len() => "prefill",
         Work::Run(_) => "decode",
         Work::Score(..) => "score",
-        Work::Beat | Work::End => "other",
+        _ => "other",
     };
     let kinds: Vec<&str> = (0..heard.len()).map(kind).collect();
     assert_eq!(kinds[..5], ["decode", "prefill", "score", "score", "decode"], "{kinds:?}");

@@ -51,7 +51,7 @@ fn replay(log: &[Heard]) -> Vec<(i64, Option<Logits>, Option<Scores>)> {
             let (logits, scores) = match rank.run(&heard.command).unwrap() {
                 Outcome::Logits(logits) => (Some(logits), None),
                 Outcome::Scores(scores) => (None, scores),
-                Outcome::Nothing => (None, None),
+                _ => (None, None),
             };
             (rank.tables().digest(), logits, scores)
         };

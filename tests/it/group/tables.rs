@@ -54,7 +54,7 @@ fn a_table_that_changed_by_itself_is_found_at_the_next_prune() {
             Work::Score(..) => true,
             // What was evicted has reached the tables.
             Work::Run(plan) => plan.tables.iter().any(|change| matches!(change, TableChange::Patch { .. })),
-            Work::Beat | Work::End => false,
+            _ => false,
         })
         .map(|heard| heard.command.step)
         .collect();

@@ -6,7 +6,6 @@
 //! waits longer than the transport's timeout. (NCCL adds in an order of its own and sees a mismatch only where tags are
 //! checked; see [`nccl`].) Never retries: after an error the group is over.
 
-mod boxed;
 mod call;
 mod element;
 mod error;

@@ -41,6 +41,40 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn r6_bits_read_from_one_pool_are_the_rows_of_another(
+        head_dim in 1usize..40, kv_heads in 1usize..4, rows in 0usize..3, from in 1u32..6, to in 1u32..9,
+    ) {
+        let rows = TYPES[rows];
+        let mut source = KvRows::new(KvShape { layers: 2, slots: 6, kv_heads, head_dim }, rows).unwrap();
+        let mut target = KvRows::new(KvShape { layers: 2, slots: 9, kv_heads, head_dim }, rows).unwrap();
+        (0..9).for_each(|slot| target.poison(SlotId(slot)));
+        let keys: Vec<f32> = (0..kv_heads * head_dim).map(|i| (i as f32 + 0.7).sin()).collect();
+        let values: Vec<f32> = keys.iter().map(|x| 1.0 - x).collect();
+        let mut bits = vec![0; source.head_bytes()];
+        let (mut was, mut is) = (vec![0.0; head_dim], vec![0.0; head_dim]);
+        for layer in 0..2 {
+            source.write(layer, &[SlotId(from)], &keys, &values);
+            for head in 0..kv_heads {
+                source.read_bits(layer, SlotId(from), head, &mut bits);
+                target.write_bits(layer, SlotId(to), head, &bits);
+                for read in [KvRows::key as fn(&_, _, _, _, &mut [f32]), KvRows::value] {
+                    read(&source, layer, SlotId(from), head, &mut was);
+                    read(&target, layer, SlotId(to), head, &mut is);
+                    prop_assert_eq!(&was, &is);
+                }
+            }
+        }
+        prop_assert!(match target.layer(1) {
+            Layer::F32(items) => items[to as usize * target.shape().slot_stride()..]
+                [..target.shape().slot_stride()].iter().all(|x| !x.is_nan()),
+            Layer::F16(items) | Layer::Bf16(items) => items[to as usize * target.shape().slot_stride()..]
+                [..target.shape().slot_stride()].iter().all(|&x| x != f16::NAN.to_bits() && x != bf16::NAN.to_bits()),
+        }, "the padding is clear");
+    }
+}
+
 #[test]
 fn writing_a_slot_clears_what_its_padding_held() {
     for rows in TYPES {

@@ -4,10 +4,13 @@
 //! prefilling up to each record's length, evicting what it names, and going on: the rows are then bit-equal, whatever
 //! scored them the first time.
 
+use std::collections::BTreeSet;
+
 use hawser_common::Position;
+use serde::{Deserialize, Serialize};
 
 /// What one event changed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PruneRecord {
     /// N when it happened: rows from here on have seen its holes.
     pub at: u32,
@@ -41,7 +44,7 @@ impl PruneRecord {
 }
 
 /// A session's events in order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PruneLog {
     records: Vec<PruneRecord>,
 }
@@ -96,6 +99,30 @@ impl PruneLog {
         net.revived.truncate(last(&net.revived));
         net.freed = net.freed.min(u32::try_from(net.evicted.len()).expect("positions are 32-bit"));
         self.push(net);
+    }
+
+    /// The positions that are dead now, if the events are in order and each evicts what was live, revives what was dead,
+    /// and names only what was there, of a session of `tokens`. `None` is what only a log from outside can give.
+    #[must_use]
+    pub fn checked(&self, tokens: usize) -> Option<BTreeSet<Position>> {
+        let mut dead = BTreeSet::new();
+        let mut last = None;
+        for record in &self.records {
+            let ascends = last < Some(record.at) && record.at as usize <= tokens && !record.is_nothing();
+            let names = |positions: &[Position]| {
+                positions.is_sorted_by(|a, b| a < b) && positions.last().is_none_or(|last| last.0 < record.at)
+            };
+            if !(ascends && names(&record.evicted) && names(&record.revived)) {
+                return None;
+            }
+            let revives = record.revived.iter().all(|position| dead.remove(position));
+            let evicts = record.evicted.iter().all(|position| dead.insert(*position));
+            if !(revives && evicts) {
+                return None;
+            }
+            last = Some(record.at);
+        }
+        Some(dead)
     }
 
     /// Positions that are dead now.

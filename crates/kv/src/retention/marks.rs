@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 /// Where a token comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Origin {
     System,
     User,
@@ -13,7 +15,7 @@ pub enum Origin {
     Template,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Run {
     start: u32,
     origin: Origin,
@@ -21,7 +23,7 @@ struct Run {
 }
 
 /// Marks of all positions of a session, as runs: a turn adds a handful.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Marks {
     runs: Vec<Run>,
     len: u32,
@@ -69,6 +71,14 @@ impl Marks {
     #[must_use]
     pub fn turn(&self) -> u32 {
         self.runs.last().map_or(0, |run| run.turn)
+    }
+
+    /// Whether the runs begin at 0, ascend, and end before the length: what only marks from outside can miss.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        let starts = || self.runs.iter().map(|run| run.start);
+        let begins = starts().next().map_or(self.len == 0, |first| first == 0);
+        begins && starts().is_sorted_by(|a, b| a < b) && starts().all(|start| start < self.len)
     }
 
     /// All runs in order.

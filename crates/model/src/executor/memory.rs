@@ -11,6 +11,8 @@ use std::sync::Arc;
 use hawser_common::Position;
 use serde::{Deserialize, Serialize};
 
+use super::moving::MemoryState;
+
 /// One session's or request's memory, unique within an executor's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct MemoryId(pub u64);
@@ -202,6 +204,39 @@ impl QueryMemory {
             next.chunks_exact_mut(self.head_dim).for_each(unit);
         }
         Some(next)
+    }
+
+    /// What there is between two requests, of the heads that are here.
+    pub(super) fn leave(&self) -> MemoryState {
+        let State { memory, held, next, mass, mass_non_finite, window } = &self.state;
+        let row = self.layers * self.width;
+        let row_at = |age: usize| ((next + self.capacity - held + age) % self.capacity) * row;
+        MemoryState {
+            memory: memory.as_ref().map_or_else(Vec::new, |memory| memory.to_vec()),
+            window: (0..*held).flat_map(|age| &window[row_at(age)..][..row]).copied().collect(),
+            window_rows: u32::try_from(self.capacity).expect("a window has few rows"),
+            mass: mass.to_vec(),
+            mass_non_finite: *mass_non_finite,
+        }
+    }
+
+    /// Takes over what [`QueryMemory::leave`] gave.
+    pub(super) fn enter(&mut self, state: MemoryState) {
+        let row = self.layers * self.width;
+        self.capacity = state.window_rows as usize;
+        let held = state.window.len() / row;
+        assert!(held <= self.capacity, "a window is checked before it is taken over");
+        let mut window = state.window;
+        window.resize(self.capacity * row, 0.0);
+        self.state = State {
+            memory: (!state.memory.is_empty()).then(|| state.memory.into()),
+            window: Arc::new(window),
+            held,
+            next: if self.capacity == 0 { 0 } else { held % self.capacity },
+            mass: Arc::new(state.mass),
+            mass_non_finite: state.mass_non_finite,
+        };
+        self.before = self.state.clone();
     }
 
     /// M, `[L][Hq][D]`; `None` before the first request has ended.

@@ -8,6 +8,7 @@ mod batch;
 mod head;
 mod logits;
 mod memory;
+mod moving;
 mod recorder;
 mod rows;
 mod scoring;
@@ -25,6 +26,7 @@ use hawser_device::threads::Threads;
 pub use batch::{Batch, LogitRows, Sequence, StepError};
 pub use logits::Logits;
 pub use memory::{MemoryId, Observe, QueryMemory, Recursion};
+pub use moving::MemoryState;
 pub use scoring::{ScoreRequest, Scores};
 
 use self::batch::Checker;

@@ -33,6 +33,11 @@ pub(super) enum Command {
     /// Nobody saw the answer of a claim that was won.
     Abandon(SessionKey),
     Release(SessionKey),
+    /// As `Release`; says when the store has given the session up, or drops the reply where a claim overtook it.
+    ReleaseNow {
+        session: SessionKey,
+        done: oneshot::Sender<()>,
+    },
 }
 
 pub(super) struct Claims {
@@ -47,6 +52,8 @@ pub(super) struct Claims {
     /// How many claims of each session were answered and not abandoned.
     owned: HashMap<SessionKey, u32>,
     to_release: HashSet<SessionKey>,
+    /// Who waits for a release.
+    leaving: HashMap<SessionKey, Vec<oneshot::Sender<()>>>,
     metrics: PlacementMetrics,
 }
 
@@ -59,9 +66,9 @@ impl Claims {
         call_limit: Duration,
     ) -> Self {
         let lease = held.borrow().lease;
-        let (owned, to_release) = (HashMap::new(), HashSet::new());
+        let (owned, to_release, leaving) = (HashMap::new(), HashSet::new(), HashMap::new());
         let metrics = PlacementMetrics::default();
-        Self { store, clock, group, held, commands, call_limit, lease, owned, to_release, metrics }
+        Self { store, clock, group, held, commands, call_limit, lease, owned, to_release, leaving, metrics }
     }
 
     pub(super) fn observed_by(self, metrics: PlacementMetrics) -> Self {
@@ -97,12 +104,17 @@ impl Claims {
             self.lease = held.lease;
             self.owned.clear();
             self.to_release.clear();
+            self.tell_released();
         }
         let mut waiting: HashMap<SessionKey, Vec<Reply>> = HashMap::new();
         for command in commands {
             match command {
                 Command::Release(session) => {
                     self.to_release.insert(session);
+                }
+                Command::ReleaseNow { session, done } => {
+                    self.to_release.insert(session.clone());
+                    self.leaving.entry(session).or_default().push(done);
                 }
                 Command::Abandon(session) => {
                     let left = self.owned.get_mut(&session).map(|answers| {
@@ -115,6 +127,7 @@ impl Claims {
                 }
                 Command::Claim { session, reply } => {
                     self.to_release.remove(&session);
+                    self.leaving.remove(&session);
                     waiting.entry(session).or_default().push(reply);
                 }
             }
@@ -188,10 +201,22 @@ impl Claims {
             Ok(()) => batch.iter().for_each(|session| {
                 self.to_release.remove(session);
             }),
+            // With the lease all of its claims are gone.
             Err(StoreError::LeaseGone { .. }) => self.to_release.clear(),
             Err(error) => {
                 tracing::debug!(group = %self.group, %error, "claims were not released; trying again");
             }
+        }
+        self.tell_released();
+    }
+
+    /// Tells whoever waits for a release that has happened.
+    fn tell_released(&mut self) {
+        let Self { leaving, to_release, .. } = self;
+        for (_, done) in leaving.extract_if(|session, _| !to_release.contains(session)) {
+            done.into_iter().for_each(|done| {
+                let _gone = done.send(());
+            });
         }
     }
 }

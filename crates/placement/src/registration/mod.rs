@@ -243,6 +243,13 @@ impl RegistrationHandle {
         }
     }
 
+    /// As [`RegistrationHandle::release`], and waits until the store has given the session up. `false` where a claim of
+    /// the same session overtook it, or the group has left the cluster: its lease then ends the claim.
+    pub async fn release_now(&self, session: SessionKey) -> bool {
+        let (done, answer) = oneshot::channel();
+        self.commands.send(Command::ReleaseNow { session, done }).await.is_ok() && answer.await.is_ok()
+    }
+
     /// Revokes the lease, and with it every claim, and waits until that is done or has failed.
     pub async fn stop(&self) {
         self.stop.cancel();

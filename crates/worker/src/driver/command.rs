@@ -7,6 +7,7 @@ use hawser_common::group::Capacity;
 use hawser_common::telemetry::TraceParent;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::moves::MoveCommand;
 use crate::ranks::GroupReport;
 use crate::scheduler::{Inspection, Limits, Submission};
 use crate::turn::{Generation, TurnError, TurnEvent};
@@ -63,6 +64,8 @@ pub enum Command {
         key: SessionKey,
         done: oneshot::Sender<Option<Inspection>>,
     },
+    /// A session leaves or arrives.
+    Move(Box<MoveCommand>),
 }
 
 /// Talks to the driver. Cheap to clone.
@@ -99,6 +102,15 @@ impl DriverHandle {
     #[must_use]
     pub fn report(&self) -> watch::Receiver<GroupReport> {
         self.report.clone()
+    }
+
+    /// Hands a command over, or gives it back where the queue is full.
+    pub(super) fn offer(&self, command: Command) -> Result<Option<Command>, TurnError> {
+        match self.commands.try_send(command) {
+            Ok(()) => Ok(None),
+            Err(TrySendError::Full(command)) => Ok(Some(command)),
+            Err(TrySendError::Disconnected(_)) => Err(TurnError::DriverStopped),
+        }
     }
 
     fn send(&self, command: Command) -> Result<(), TurnError> {

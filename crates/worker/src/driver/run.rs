@@ -10,6 +10,8 @@ use hawser_common::group::Capacity;
 use hawser_model::executor::Logits;
 use tokio::sync::{mpsc, watch};
 
+mod moves;
+
 use super::command::{Command, DriverOptions, Turn};
 use crate::metrics::WorkerMetrics;
 use crate::ranks::{
@@ -17,6 +19,7 @@ use crate::ranks::{
 };
 use crate::scheduler::{Kept, PlanEntry, Scheduler, SequenceId, StepPlan, Verdict};
 use crate::turn::{Finish, Generation, PruneTime, Timeline, TurnEnd, TurnError, TurnEvent, Usage};
+use moves::Moving;
 
 /// How often a driver looks for room when every sequence waits for its reader.
 const PAUSED_POLL: Duration = Duration::from_millis(1);
@@ -73,6 +76,8 @@ pub(super) struct Driver {
     options: DriverOptions,
     scheduler: Scheduler,
     running: HashMap<SequenceId, Running>,
+    /// As many as the tasks that move sessions hold.
+    moving: Vec<Moving>,
     clock: Clock,
     inbox: Receiver<Command>,
     next_report: Tick,
@@ -112,6 +117,7 @@ impl Driver {
             options: *options,
             scheduler: scheduler(options),
             running: HashMap::new(),
+            moving: Vec::new(),
             clock,
             inbox,
             next_report: now,
@@ -153,6 +159,7 @@ impl Driver {
         while self.take_commands().is_ok() {
             let now = self.clock.now();
             self.drop_ended(now);
+            self.sweep();
             self.keep_group(now);
             let plan = self.leader.as_ref().map(|_| self.scheduler.plan(now));
             if let Some(plan) = plan.filter(|plan| !plan.is_empty()) {
@@ -259,6 +266,7 @@ impl Driver {
             Command::Live { keys, done } => {
                 let _ = done.send(keys.iter().map(|key| self.scheduler.live(key)).collect());
             }
+            Command::Move(command) => self.obey_move(*command, now),
             Command::Inspect { key, done } => {
                 let _ = done.send(self.scheduler.inspect(&key));
             }
@@ -373,6 +381,7 @@ impl Driver {
         self.report.send_modify(|report| report.failed(error, now));
         self.is_up.send_replace(false);
         self.scheduler = scheduler(&self.options);
+        self.moving.clear();
         let reason = error.to_string();
         for (_, turn) in self.running.drain() {
             send(&turn.events, TurnEvent::Failed(TurnError::GroupFailed { reason: reason.clone() }));

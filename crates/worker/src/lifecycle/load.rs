@@ -20,6 +20,7 @@ use hawser_model::text::{ChatTemplate, TemplateError};
 use hawser_proto::v1;
 use thiserror::Error;
 
+use crate::moving::snapshot::Shape;
 use crate::options::{CollectiveKind, EngineKind, KvType, WorkerOptions};
 use crate::ranks::{Formation, Processes, RankWatch, Sums, Threads};
 use crate::session::Text;
@@ -90,6 +91,8 @@ pub(super) struct Loaded {
     /// Slots behind them, for copies of evicted rows.
     pub archive_slots: usize,
     pub model: v1::ModelInfo,
+    /// What another group must have in common with this one to take its sessions over.
+    pub shape: Shape,
     pub report: LoadReport,
 }
 
@@ -139,6 +142,7 @@ fn simulate(options: &WorkerOptions, clock: &Clock) -> Result<Loaded, LoadError>
         slots,
         archive_slots: options.archive_slots,
         model: info,
+        shape: simulated::shape(),
         report,
     })
 }
@@ -177,6 +181,15 @@ fn load_model(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> Result
         digest: checkpoint.digest().to_string(),
         groups: 1,
     };
+    let size = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    let shape = Shape {
+        digest: info.digest.clone(),
+        kv_type: options.kv_type,
+        layers: size(config.layers),
+        heads: size(config.heads),
+        kv_heads: size(config.kv_heads),
+        head_dim: size(config.head_dim),
+    };
     let report = LoadReport {
         model: name,
         architecture,
@@ -187,7 +200,7 @@ fn load_model(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> Result
         threads: NonZeroUsize::get(threads),
         elapsed: clock.now().since(started),
     };
-    Ok(Loaded { formation, text, end_ids, context, slots, archive_slots, model: info, report })
+    Ok(Loaded { formation, text, end_ids, context, slots, archive_slots, model: info, shape, report })
 }
 
 /// What each rank of the group holds.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hawser_common::retention::Aggregation;
 use hawser_common::{Position, SlotId};
 use hawser_kv::retention::Evidence;
-use hawser_model::executor::{MemoryId, Recursion, ScoreRequest};
+use hawser_model::executor::{MemoryId, MemoryState, Recursion, ScoreRequest};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_64;
@@ -29,6 +29,13 @@ pub enum Work {
     Run(Arc<StepPlan>),
     /// Score the candidates of a prune or a revival, after these changes.
     Score(Vec<RankChange>, Scoring),
+    /// Give the leader the rows of these slots: a session leaves the group.
+    ReadRows(Vec<SlotId>),
+    /// Store rows of a session that enters the group, as `ReadRows` gave them.
+    WriteRows(Vec<SlotId>, Vec<u8>),
+    /// Give the leader what is remembered of a session that leaves.
+    ReadMemory(MemoryId),
+    WriteMemory(MemoryId, Box<MemoryState>),
     /// Nothing: the leader is there, and wants to know that the others are.
     Beat,
     /// The group ends in good order.

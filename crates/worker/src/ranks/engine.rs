@@ -3,8 +3,11 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
+use hawser_common::SlotId;
 use hawser_device::collective::{CallTimer, StepTag, Traffic};
-use hawser_model::executor::{Batch, Executor, Logits, MemoryId, Recursion, ScoreRequest, Scores, StepError};
+use hawser_model::executor::{
+    Batch, Executor, Logits, MemoryId, MemoryState, Recursion, ScoreRequest, Scores, StepError,
+};
 
 use crate::scheduler::RankChange;
 
@@ -44,6 +47,27 @@ pub trait Engine: Send + Debug {
     fn score(&mut self, request: &ScoreRequest<'_>) -> Result<Option<Scores>, StepError>;
 
     fn figures(&self) -> EngineFigures;
+
+    /// Bytes of one slot in all layers and heads of the model, and numbers of one query row.
+    fn sizes(&self) -> (usize, usize);
+
+    /// Rows of a session that leaves, as the whole model has them; empty on ranks that do not lead.
+    ///
+    /// # Errors
+    /// [`StepError`]; see [`Executor::read_rows`].
+    fn read_rows(&mut self, slots: &[SlotId]) -> Result<Vec<u8>, StepError>;
+
+    /// Stores rows of a session that enters.
+    fn write_rows(&mut self, slots: &[SlotId], bytes: &[u8]);
+
+    /// What is remembered of a session that leaves.
+    ///
+    /// # Errors
+    /// [`StepError`]; see [`Executor::read_memory`].
+    fn read_memory(&mut self, id: MemoryId) -> Result<Option<MemoryState>, StepError>;
+
+    /// Remembers of a session that enters what was remembered elsewhere.
+    fn write_memory(&mut self, id: MemoryId, state: &MemoryState);
 
     /// Times its calls to other ranks, where there are any.
     fn call_timer(&self) -> Option<&CallTimer>;
@@ -86,6 +110,26 @@ impl Engine for Executor {
             threads: self.thread_count() as u64,
             across: Self::call_timer(self).map_or(Duration::ZERO, CallTimer::spent),
         }
+    }
+
+    fn sizes(&self) -> (usize, usize) {
+        (self.slot_bytes(), self.query_numbers())
+    }
+
+    fn read_rows(&mut self, slots: &[SlotId]) -> Result<Vec<u8>, StepError> {
+        Self::read_rows(self, slots)
+    }
+
+    fn write_rows(&mut self, slots: &[SlotId], bytes: &[u8]) {
+        Self::write_rows(self, slots, bytes);
+    }
+
+    fn read_memory(&mut self, id: MemoryId) -> Result<Option<MemoryState>, StepError> {
+        Self::read_memory(self, id)
+    }
+
+    fn write_memory(&mut self, id: MemoryId, state: &MemoryState) {
+        Self::write_memory(self, id, state);
     }
 
     fn call_timer(&self) -> Option<&CallTimer> {

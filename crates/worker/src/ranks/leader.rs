@@ -4,8 +4,9 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use hawser_common::SlotId;
 use hawser_device::collective::{AbortHandle, CallTimer, Traffic};
-use hawser_model::executor::{Logits, Scores};
+use hawser_model::executor::{Logits, MemoryId, MemoryState, Scores};
 
 use super::command::{Command, Scoring, Work};
 use super::link::Link;
@@ -103,7 +104,7 @@ impl Leader {
         let command = self.command(Work::Run(Arc::clone(plan)));
         match self.tell(&command)? {
             Outcome::Logits(logits) => Ok(Some(logits)),
-            Outcome::Nothing | Outcome::Scores(_) => Ok(None),
+            Outcome::Nothing | Outcome::Scores(_) | Outcome::Rows(_) | Outcome::Memory(_) => Ok(None),
         }
     }
 
@@ -115,8 +116,61 @@ impl Leader {
         let command = self.command(Work::Score(changes, scoring));
         match self.tell(&command)? {
             Outcome::Scores(scores) => Ok(scores),
-            Outcome::Nothing | Outcome::Logits(_) => Ok(None),
+            Outcome::Nothing | Outcome::Logits(_) | Outcome::Rows(_) | Outcome::Memory(_) => Ok(None),
         }
+    }
+
+    /// Rows of a session that leaves, as the whole model has them.
+    ///
+    /// # Errors
+    /// As [`Leader::step`].
+    pub fn read_rows(&mut self, slots: Vec<SlotId>) -> Result<Vec<u8>, RankError> {
+        let command = self.command(Work::ReadRows(slots));
+        match self.tell(&command)? {
+            Outcome::Rows(bytes) => Ok(bytes),
+            _ => Err(self.gap()),
+        }
+    }
+
+    /// Stores rows of a session that enters; their number of bytes was checked.
+    ///
+    /// # Errors
+    /// As [`Leader::step`].
+    pub fn write_rows(&mut self, slots: Vec<SlotId>, bytes: Vec<u8>) -> Result<(), RankError> {
+        let command = self.command(Work::WriteRows(slots, bytes));
+        self.tell(&command).map(drop)
+    }
+
+    /// What is remembered of a session that leaves.
+    ///
+    /// # Errors
+    /// As [`Leader::step`].
+    pub fn read_memory(&mut self, id: MemoryId) -> Result<Option<MemoryState>, RankError> {
+        let command = self.command(Work::ReadMemory(id));
+        match self.tell(&command)? {
+            Outcome::Memory(state) => Ok(state.map(|state| *state)),
+            _ => Err(self.gap()),
+        }
+    }
+
+    /// Remembers of a session that enters what was remembered elsewhere; that it fits was checked.
+    ///
+    /// # Errors
+    /// As [`Leader::step`].
+    pub fn write_memory(&mut self, id: MemoryId, state: MemoryState) -> Result<(), RankError> {
+        let command = self.command(Work::WriteMemory(id, Box::new(state)));
+        self.tell(&command).map(drop)
+    }
+
+    /// Bytes of one slot in all layers and heads of the model, and numbers of one query row.
+    #[must_use]
+    pub fn sizes(&self) -> (usize, usize) {
+        self.rank.engine().sizes()
+    }
+
+    fn gap(&self) -> RankError {
+        let (expected, own) = (self.rank.next_step(), self.rank.epoch());
+        RankError::Gap { expected, own, found: 0, epoch: own }
     }
 
     fn command(&self, work: Work) -> Command {
@@ -148,7 +202,9 @@ fn compares(step: u64, work: &Work) -> bool {
     let due = step.is_multiple_of(COMPARE_EVERY);
     match work {
         Work::Beat => true,
-        Work::End => false,
+        Work::ReadRows(_) | Work::WriteRows(..) | Work::ReadMemory(_) | Work::WriteMemory(..) | Work::End => {
+            false
+        }
         Work::Score(..) => due || cfg!(debug_assertions),
         Work::Run(plan) => {
             let patches = || plan.tables.iter().any(|change| matches!(change, TableChange::Patch { .. }));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use hawser_common::clock::Clock;
 use hawser_common::{Coded, ErrorCode};
 use hawser_device::collective::{CollectiveError, StepTag};
-use hawser_model::executor::{Batch, LogitRows, Logits, Scores, Sequence, StepError};
+use hawser_model::executor::{Batch, LogitRows, Logits, MemoryState, Scores, Sequence, StepError};
 use thiserror::Error;
 
 use super::command::{Command, CommandError, Scoring, Work};
@@ -70,6 +70,9 @@ pub enum Outcome {
     Logits(Logits),
     /// `None`: nothing is remembered to score by.
     Scores(Option<Scores>),
+    Rows(Vec<u8>),
+    /// `None`: nothing is remembered.
+    Memory(Option<Box<MemoryState>>),
 }
 
 /// A rank's state.
@@ -168,6 +171,16 @@ impl Rank {
             Work::Score(changes, scoring) => {
                 changes.iter().for_each(|change| self.engine.change(change));
                 self.score(scoring)
+            }
+            Work::ReadRows(slots) => Ok(Outcome::Rows(self.engine.read_rows(slots)?)),
+            Work::WriteRows(slots, bytes) => {
+                self.engine.write_rows(slots, bytes);
+                Ok(Outcome::Nothing)
+            }
+            Work::ReadMemory(id) => Ok(Outcome::Memory(self.engine.read_memory(*id)?.map(Box::new))),
+            Work::WriteMemory(id, state) => {
+                self.engine.write_memory(*id, state);
+                Ok(Outcome::Nothing)
             }
             Work::Beat | Work::End => Ok(Outcome::Nothing),
         };

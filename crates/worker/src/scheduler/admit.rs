@@ -143,6 +143,7 @@ impl Scheduler {
             prunes: sequence.keep.retention.prunes() || pruned,
             protected: sequence.keep.protected as usize,
             last_used: now,
+            pinned: false,
         };
         let left = self.cache.insert(key, idle, &mut self.pool);
         left.into_iter().for_each(|left| self.forget(left));

@@ -1,6 +1,7 @@
 //! Idle sessions: what a later turn can reuse, and what is given up first under pressure.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use hawser_common::clock::Tick;
 use hawser_common::{Position, SessionKey, TenantId};
@@ -28,6 +29,8 @@ pub(super) struct Idle {
     /// Of its tokens, the system message and the tools: what other sessions begin with too.
     pub(super) protected: usize,
     pub(super) last_used: Tick,
+    /// It is being handed over: its rows stay where they are.
+    pub(super) pinned: bool,
 }
 
 impl Idle {
@@ -104,6 +107,14 @@ impl SessionCache {
         self.idle.get(key).map_or(0, |idle| common_prefix(&idle.tokens, prompt))
     }
 
+    pub(super) fn find_mut(&mut self, key: &SessionKey) -> Option<&mut Idle> {
+        self.idle.get_mut(key)
+    }
+
+    pub(super) fn pinned(&self) -> impl Iterator<Item = &SlotMap> {
+        self.idle.values().filter(|idle| idle.pinned).map(|idle| &idle.map)
+    }
+
     pub(super) fn take(&mut self, key: &SessionKey) -> Option<Idle> {
         self.idle.remove(key)
     }
@@ -111,7 +122,13 @@ impl SessionCache {
     /// Gives up the rows of the least recently used session; `None` if none has any. What it takes to compute them
     /// again stays; where that is nothing, what is left of it is returned.
     pub(super) fn demote(&mut self, pool: &mut SlotPool) -> Option<Option<Left>> {
-        let with_rows = self.idle.iter().filter(|(_, idle)| !idle.map.live().is_empty());
+        self.demote_before(Tick(Duration::MAX), pool)
+    }
+
+    /// As [`SessionCache::demote`], of those that were last used before `limit`.
+    pub(super) fn demote_before(&mut self, limit: Tick, pool: &mut SlotPool) -> Option<Option<Left>> {
+        let given_up = |idle: &Idle| !idle.map.live().is_empty() && !idle.pinned && idle.last_used < limit;
+        let with_rows = self.idle.iter().filter(|(_, idle)| given_up(idle));
         let oldest =
             with_rows.min_by_key(|&(key, idle)| (idle.last_used, key)).map(|(key, _)| key.clone())?;
         let idle = self.idle.get_mut(&oldest)?;

@@ -93,6 +93,14 @@ impl Scores {
         Self(candidates.iter().copied().zip(scores.iter().map(relative)).collect())
     }
 
+    pub(super) fn restored(scores: Vec<(Position, f32)>) -> Self {
+        Self(scores)
+    }
+
+    pub(super) fn all(&self) -> &[(Position, f32)] {
+        &self.0
+    }
+
     /// Forgets the positions from `len` on.
     pub(super) fn truncate(&mut self, len: usize) {
         self.0.truncate(self.0.partition_point(|(position, _)| position.index() < len));

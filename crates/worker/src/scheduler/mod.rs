@@ -14,6 +14,7 @@
 mod admit;
 mod cache;
 mod inspect;
+mod moving;
 mod plan;
 mod prune;
 mod revive;
@@ -21,7 +22,7 @@ mod sequence;
 mod share;
 mod tables;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use hawser_common::clock::Tick;
 use hawser_common::group::Capacity;
@@ -33,6 +34,7 @@ use thiserror::Error;
 
 use cache::{Idle, SessionCache};
 pub use inspect::{Inspection, RowState};
+pub use moving::{ArrivalId, ArrivalRefused, Leaving, SessionState, Unsound};
 pub use plan::{PlanEntry, RankChange, SequenceId, StepPlan};
 use sequence::Sequence;
 pub use sequence::{Admission, Keep, Kept, Submission};
@@ -96,6 +98,9 @@ pub struct Scheduler {
     /// Slots of the last plan's hints.
     hints: SlotMap,
     next_memory: u64,
+    /// Sessions whose rows are on their way here.
+    arrivals: HashMap<ArrivalId, Idle>,
+    next_arrival: u64,
 }
 
 impl Scheduler {
@@ -117,6 +122,8 @@ impl Scheduler {
             told: ToldTables::default(),
             hints: SlotMap::new(),
             next_memory: 0,
+            arrivals: HashMap::new(),
+            next_arrival: 0,
         }
     }
 
@@ -337,6 +344,7 @@ impl Scheduler {
             prunes: source.prunes,
             protected: source.protected,
             last_used: now,
+            pinned: false,
         };
         let left = self.cache.insert(to.clone(), copy, &mut self.pool);
         left.into_iter().for_each(|left| self.forget(left));
@@ -395,7 +403,8 @@ impl Scheduler {
     /// [`AuditError`] if a slot leaked or is held twice: a bug.
     pub fn audit(&self) -> Result<(), AuditError> {
         let sequences = self.running.iter().chain(&self.waiting).map(|sequence| &sequence.map);
-        let maps = sequences.chain(self.cache.maps()).chain([&self.hints]);
+        let arriving = self.arrivals.values().map(|idle| &idle.map);
+        let maps = sequences.chain(self.cache.maps()).chain(arriving).chain([&self.hints]);
         assert!(self.archive.is_sound(), "an archive's slot is in use or free, once");
         audit_with_tree(&self.pool, maps, &self.tree)
     }

@@ -51,12 +51,13 @@ impl Scheduler {
         }
     }
 
-    /// Slots that are neither free nor held by a running or waiting sequence, or by the session `keep`.
+    /// Slots that are neither free nor held by a running or waiting sequence, by a session that moves, or by `keep`.
     pub(super) fn reclaimable(&self, keep: Option<&SessionKey>) -> usize {
         let mut needed = vec![false; self.pool.total()];
         let sequences = self.running.iter().chain(&self.waiting).map(|sequence| &sequence.map);
         let kept = keep.and_then(|key| self.cache.find(key)).map(|idle| &idle.map);
-        for slot in sequences.chain(kept).flat_map(|map| map.live()) {
+        let moving = self.cache.pinned().chain(self.arrivals.values().map(|idle| &idle.map));
+        for slot in sequences.chain(kept).chain(moving).flat_map(|map| map.live()) {
             needed[slot.index()] = true;
         }
         let held = needed.iter().filter(|needed| **needed).count();

@@ -8,6 +8,7 @@ use hawser_common::group::Owner;
 use hawser_common::request::{Begun, Extent, TurnRequest};
 use hawser_common::retention::{Choice, Retention};
 use hawser_common::sampling::Sampling;
+use hawser_common::tasks::Tasks;
 use hawser_common::telemetry::{Telemetry, TraceParent};
 use hawser_common::{Epoch, GroupId, SessionKey, TenantId};
 use hawser_placement::{ClaimError, RegistrationHandle};
@@ -19,6 +20,7 @@ use super::intent::keep;
 use super::stream::{TurnStream, TurnStreamParts};
 use crate::driver::{DriverHandle, Turn};
 use crate::metrics::{TurnWatch, WorkerMetrics};
+use crate::moving::{Moves, hand_over};
 use crate::scheduler::{Keep, SequenceId, Submission};
 use crate::session::{Held, Prompt, Sessions, Text, Transcript, build_prompt};
 use crate::turn::{Generation, GenerationOptions, TurnEnd, TurnError, TurnEvent};
@@ -40,7 +42,9 @@ pub(crate) struct Shared {
     pub(crate) driver: DriverHandle,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) registration: RegistrationHandle,
+    pub(crate) moves: Moves,
     pub(crate) clock: Clock,
+    pub(crate) tasks: Tasks,
     /// Cancelled once the group drains.
     pub(crate) draining: CancellationToken,
     /// Tracks the running turns.
@@ -66,6 +70,21 @@ impl Shared {
             return Err(TurnError::StaleOwner(self.owner()));
         }
         Ok(())
+    }
+
+    /// As [`Shared::admit`], for a call that names a session. While the group drains, a session of its own is handed over
+    /// first, so that the refusal says who the owner is.
+    ///
+    /// # Errors
+    /// As [`Shared::admit`].
+    pub(crate) async fn admit_for(self: &Arc<Self>, epoch: Epoch, key: &SessionKey) -> Result<(), TurnError> {
+        match self.admit(epoch) {
+            Err(TurnError::Draining) => {
+                let owner = hand_over(self, key).await;
+                Err(owner.map_or(TurnError::Draining, TurnError::StaleOwner))
+            }
+            admitted => admitted,
+        }
     }
 
     /// Makes the session this group's in the store, once per registration.
@@ -255,9 +274,19 @@ impl TurnGuard {
     /// Checks the session in, before the stream itself ends.
     pub(crate) fn check_in(&mut self) {
         let (Some(key), Some(held)) = (&self.key, self.held.take()) else { return };
-        let leaves_nothing = !held.is_kept();
-        if held.claimed.is_some() && (leaves_nothing || self.shared.draining.is_cancelled()) {
+        if held.claimed.is_none() {
+            return;
+        }
+        if !held.is_kept() {
             self.shared.unclaim(key);
+        } else if self.shared.draining.is_cancelled() {
+            // The turn counts as running until its session is somebody's.
+            let (shared, key, running) = (Arc::clone(&self.shared), key.clone(), self.shared.turns.token());
+            drop(held);
+            self.shared.tasks.spawn(async move {
+                hand_over(&shared, &key).await;
+                drop(running);
+            });
         }
     }
 }

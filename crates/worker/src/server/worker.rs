@@ -82,6 +82,18 @@ impl WorkerService {
         Ok(tenant)
     }
 
+    /// As `admit`, for a call that names a session.
+    async fn admit_for(&self, route: Option<&v1::Route>, session: &str) -> Result<TenantId, Status> {
+        let (tenant, epoch): (TenantId, Epoch) = convert::route(route).map_err(refuse)?;
+        if session.is_empty() {
+            self.shared.admit(epoch).map_err(refuse)?;
+        } else {
+            let key = Self::key(&tenant, session)?;
+            self.shared.admit_for(epoch, &key).await.map_err(refuse)?;
+        }
+        Ok(tenant)
+    }
+
     async fn turn(
         &self,
         request: Request<v1::WorkerGenerateRequest>,
@@ -89,8 +101,9 @@ impl WorkerService {
     ) -> Result<TurnStream, Status> {
         let limit = deadline(request.metadata()).map(|limit| self.shared.clock.now().after(limit));
         let v1::WorkerGenerateRequest { route, request, continue_from } = request.into_inner();
-        let tenant = self.admit(route.as_ref())?;
-        let turn = convert::turn_request(required(request, "request")?).map_err(refuse)?;
+        let request = required(request, "request")?;
+        let tenant = self.admit_for(route.as_ref(), &request.session).await?;
+        let turn = convert::turn_request(request).map_err(refuse)?;
         self.check_model(&turn.model)?;
         let begun = continue_from.map(convert::begun).transpose().map_err(refuse)?;
         self.turns.start(tenant, turn, begun, limit, watch).await.map_err(refuse)
@@ -166,7 +179,8 @@ impl v1::worker_server::Worker for WorkerService {
         request: Request<v1::WorkerCloseSessionRequest>,
     ) -> Result<Response<v1::CloseSessionResponse>, Status> {
         let v1::WorkerCloseSessionRequest { route, request } = request.into_inner();
-        let (tenant, request) = (self.admit(route.as_ref())?, required(request, "request")?);
+        let request = required(request, "request")?;
+        let tenant = self.admit_for(route.as_ref(), &request.session).await?;
         let key = Self::key(&tenant, &request.session)?;
         let freed = self.sessions.close(&key).await.map_err(refuse)?;
         Ok(Response::new(v1::CloseSessionResponse { slots_freed: freed as u64 }))
@@ -177,7 +191,8 @@ impl v1::worker_server::Worker for WorkerService {
         request: Request<v1::WorkerDescribeSessionRequest>,
     ) -> Result<Response<v1::DescribeSessionResponse>, Status> {
         let v1::WorkerDescribeSessionRequest { route, request } = request.into_inner();
-        let (tenant, request) = (self.admit(route.as_ref())?, required(request, "request")?);
+        let request = required(request, "request")?;
+        let tenant = self.admit_for(route.as_ref(), &request.session).await?;
         let key = Self::key(&tenant, &request.session)?;
         let session = self.sessions.describe(&key).await.map_err(refuse)?;
         Ok(Response::new(v1::DescribeSessionResponse { session: Some(session) }))
@@ -188,7 +203,8 @@ impl v1::worker_server::Worker for WorkerService {
         request: Request<v1::WorkerInspectSessionRequest>,
     ) -> Result<Response<v1::InspectSessionResponse>, Status> {
         let v1::WorkerInspectSessionRequest { route, request } = request.into_inner();
-        let (tenant, request) = (self.admit(route.as_ref())?, required(request, "request")?);
+        let request = required(request, "request")?;
+        let tenant = self.admit_for(route.as_ref(), &request.session).await?;
         let key = Self::key(&tenant, &request.session)?;
         self.sessions.inspect(&key).await.map(Response::new).map_err(refuse)
     }

@@ -9,7 +9,7 @@ use hawser_common::SlotId;
 use hawser_device::collective::{CallTimer, StepTag, Traffic};
 use hawser_kv::RowMove;
 use hawser_model::executor::{
-    Batch, LogitRows, Logits, MemoryId, Recursion, ScoreRequest, Scores, Sequence, StepError,
+    Batch, LogitRows, Logits, MemoryId, MemoryState, Recursion, ScoreRequest, Scores, Sequence, StepError,
 };
 
 use super::cost::{SimulatedOptions, Work};
@@ -19,6 +19,8 @@ use crate::scheduler::RankChange;
 
 /// What answers are made of: words of a few letters.
 const LETTERS: &[u8; 32] = b"eeetttaaooiinnsshhrrddlu        ";
+/// A row that moves to another group.
+const ROW_BYTES: usize = size_of::<u64>();
 /// Before the first token.
 const ORIGIN: u64 = 0x9e37_79b9_7f4a_7c15;
 /// How much likelier the drawn token is than any other: whatever the sampling, it is the one.
@@ -131,6 +133,27 @@ impl Engine for SimulatedEngine {
         let kv_bytes = size_of_val(&self.rows[..]) as u64;
         EngineFigures { weight_bytes: 0, kv_bytes, threads: 1, across: Duration::ZERO }
     }
+
+    fn sizes(&self) -> (usize, usize) {
+        (ROW_BYTES, 0)
+    }
+
+    fn read_rows(&mut self, slots: &[SlotId]) -> Result<Vec<u8>, StepError> {
+        Ok(slots.iter().flat_map(|&slot| self.row(slot).to_le_bytes()).collect())
+    }
+
+    fn write_rows(&mut self, slots: &[SlotId], bytes: &[u8]) {
+        for (&slot, row) in slots.iter().zip(bytes.as_chunks::<ROW_BYTES>().0) {
+            self.set(slot, u64::from_le_bytes(*row));
+        }
+    }
+
+    /// Scores are hashes of rows: nothing is remembered.
+    fn read_memory(&mut self, _id: MemoryId) -> Result<Option<MemoryState>, StepError> {
+        Ok(None)
+    }
+
+    fn write_memory(&mut self, _id: MemoryId, _state: &MemoryState) {}
 
     fn call_timer(&self) -> Option<&CallTimer> {
         None

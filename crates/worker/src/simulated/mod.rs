@@ -9,6 +9,9 @@ mod cost;
 mod engine;
 mod text;
 
+use crate::moving::snapshot::Shape;
+use crate::options::KvType;
+
 pub use cost::SimulatedOptions;
 pub use engine::{SimulatedEngine, SimulatedFormation};
 pub use text::{END, SimulatedTextError, VOCABULARY, text};
@@ -19,3 +22,9 @@ pub const NAME: &str = "simulated";
 pub const DEFAULT_SLOTS: usize = 131_072;
 /// Longest prompt plus generation, where no number is given.
 pub const DEFAULT_CONTEXT: usize = 131_072;
+
+/// What a moving session says of the model: rows of eight bytes, which is what a hash takes.
+pub(crate) fn shape() -> Shape {
+    let digest = NAME.to_owned();
+    Shape { digest, kv_type: KvType::F16, layers: 1, heads: 1, kv_heads: 1, head_dim: 2 }
+}

@@ -1,0 +1,258 @@
+//! The group that a session leaves.
+//!
+//! A session is offered, copied and staged while this group still owns it; every failure up to there leaves it here.
+//! From the release of its claim on it is no more this group's, whatever becomes of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use hawser_common::SessionKey;
+use hawser_common::clock::Tick;
+use hawser_common::group::{GroupRecord, Owner};
+use hawser_proto::{MAX_MESSAGE_BYTES, convert, fault, v1};
+use thiserror::Error;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+use tonic::transport::Endpoint;
+use v1::handover_client::HandoverClient;
+use v1::import_session_request::Step as Ask;
+use v1::import_session_response::Step as Answer;
+
+use super::peers::candidates;
+use super::snapshot::{CHUNK_BYTES, Manifest, Offer, Writer};
+use super::wire::{ask, chunk_to_wire, offer_to_wire};
+use crate::driver::{Departure, MoveError};
+use crate::server::Shared;
+use crate::session::Transcript;
+use crate::turn::TurnError;
+
+/// Groups that one session is offered to.
+const MAX_TARGETS: usize = 3;
+/// Messages on their way to the other group.
+const AHEAD: usize = 2;
+const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+/// Longest wait for the store to give the claim up.
+const RELEASE_LIMIT: Duration = Duration::from_secs(5);
+
+/// Why a session did not leave.
+#[derive(Debug, Error)]
+enum LeaveError {
+    #[error("no other group of this model takes sessions")]
+    NoTarget,
+    #[error(transparent)]
+    Driver(#[from] MoveError),
+    #[error(transparent)]
+    Turn(#[from] TurnError),
+    #[error("group {group}: {reason}")]
+    Refused { group: String, reason: String },
+    #[error("the store did not give the claim up in time")]
+    Unreleased,
+    #[error("the claim was released, and group {group} did not say that it has it: {reason}")]
+    Lost { group: String, reason: String },
+}
+
+/// Hands over what this group has, the most recently used sessions first. Sessions in a turn wait for its end.
+pub(crate) async fn hand_over_all(shared: &Arc<Shared>, wanted: impl Fn(&crate::session::Summary) -> bool) {
+    let mut sessions = shared.sessions.summaries(|_| true);
+    sessions.retain(|(_, summary)| wanted(summary));
+    sessions.sort_by_key(|(_, summary)| std::cmp::Reverse(summary.last_used));
+    let moves = sessions.into_iter().map(|(key, _)| async move {
+        hand_over(shared, &key).await;
+    });
+    futures_util::stream::iter(moves).buffer_unordered(shared.moves.most).for_each(|()| async {}).await;
+}
+
+/// Hands one session over and says who has it; `None` where it was given up, or is not here. It is this group's no more
+/// in any case.
+pub(crate) async fn hand_over(shared: &Arc<Shared>, key: &SessionKey) -> Option<Owner> {
+    if !shared.sessions.contains(key) {
+        return shared.moves.moved(key);
+    }
+    let mut held = shared.sessions.checkout(key).await.ok()?;
+    if !held.is_kept() {
+        // Another task handed it over meanwhile.
+        return shared.moves.moved(key);
+    }
+    let owns = shared.registration.valid(shared.clock.now())
+        && held.claimed.is_some_and(|term| term == shared.registration.standing().term);
+    if !owns {
+        return None;
+    }
+    let moved =
+        if shared.moves.enabled { leave(shared, key, &held).await } else { Err(LeaveError::NoTarget) };
+    held.claimed = None;
+    match moved {
+        Ok(owner) => {
+            shared.moves.moved.insert(key.clone(), owner.clone());
+            if let Err(error) = shared.driver.close(key.clone()).await {
+                tracing::debug!(%error, session = %key.session, "rows of a session that left stay until they are needed");
+            }
+            held.forget();
+            Some(owner)
+        }
+        Err(error) => {
+            tracing::info!(session = %key.session, %error, "a session is given up; it is computed again elsewhere");
+            shared.registration.release(key.clone()).await;
+            None
+        }
+    }
+}
+
+async fn leave(shared: &Arc<Shared>, key: &SessionKey, transcript: &Transcript) -> Result<Owner, LeaveError> {
+    // Its own token: the semaphore is never closed.
+    let _permit = shared.moves.leaving.acquire().await.map_err(|_| LeaveError::NoTarget)?;
+    let started = shared.clock.now();
+    let groups = shared.moves.peers.groups(&shared.tasks).await;
+    if candidates(groups.clone(), &shared.group, &shared.model, 0).is_empty() {
+        return Err(LeaveError::NoTarget);
+    }
+    let departure = shared.driver.depart(key.clone()).await?;
+    let rows = departure.as_ref().map_or(0, |departure| departure.state.live.len());
+    let manifest = manifest(shared, key, transcript, departure.as_ref()).await?;
+    let leaving = Leaving { shared, key, departure, manifest, rows };
+    let mut last = LeaveError::NoTarget;
+    for target in candidates(groups, &shared.group, &shared.model, rows).iter().take(MAX_TARGETS) {
+        let staged = tokio::time::timeout(shared.moves.limit, leaving.stage(target)).await;
+        let refused = |reason| LeaveError::Refused { group: target.id.to_string(), reason };
+        match staged.unwrap_or_else(|_| Err(refused("it took too long".to_owned()))) {
+            Ok(staged) => return leaving.settle(staged, target, started).await,
+            Err(error) => {
+                tracing::debug!(session = %key.session, %error, "not taken");
+                last = error;
+            }
+        }
+    }
+    Err(last)
+}
+
+/// Work grows with the conversation: off the runtime's threads.
+async fn manifest(
+    shared: &Shared,
+    key: &SessionKey,
+    transcript: &Transcript,
+    departure: Option<&Departure>,
+) -> Result<Vec<u8>, LeaveError> {
+    let used = shared.sessions.summary(key).map_or_else(Tick::default, |summary| summary.last_used);
+    let idle = shared.clock.now().since(used);
+    let manifest = Manifest {
+        transcript: transcript.clone(),
+        state: departure.map(|departure| departure.state.clone()),
+        memory: departure.and_then(|departure| departure.memory.clone()),
+        idle_ms: u64::try_from(idle.as_millis()).unwrap_or(u64::MAX),
+    };
+    let encoded = tokio::task::spawn_blocking(move || manifest.encode()).await;
+    Ok(encoded.map_err(|_| TurnError::TaskFailed)?)
+}
+
+struct Leaving<'a> {
+    shared: &'a Arc<Shared>,
+    key: &'a SessionKey,
+    departure: Option<Departure>,
+    manifest: Vec<u8>,
+    rows: usize,
+}
+
+/// Everything is at the other group, and this one still owns it. Dropping it ends the move.
+struct Staged {
+    asks: mpsc::Sender<v1::ImportSessionRequest>,
+    answers: Streaming<v1::ImportSessionResponse>,
+}
+
+impl Leaving<'_> {
+    async fn stage(&self, target: &GroupRecord) -> Result<Staged, LeaveError> {
+        let refused = |reason: String| LeaveError::Refused { group: target.id.to_string(), reason };
+        let endpoint = Endpoint::from_shared(target.address.clone()).map_err(|e| refused(e.to_string()))?;
+        let endpoint = endpoint.connect_timeout(CONNECT_LIMIT).tcp_nodelay(true);
+        let channel = endpoint.connect().await.map_err(|error| refused(error.to_string()))?;
+        let mut client = HandoverClient::new(channel)
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES);
+        let (asks, outgoing) = mpsc::channel(AHEAD);
+        let answers = client.import_session(ReceiverStream::new(outgoing)).await;
+        let answers = answers.map_err(|status| refused(fault(&status).to_string()))?.into_inner();
+        let mut staged = Staged { asks, answers };
+        let offer = Offer::new(&self.shared.moves.shape, self.manifest.len(), self.rows);
+        let session = self.key.into();
+        let opened = staged.send(Ask::Offer(offer_to_wire(session, &offer))).await;
+        staged.expect(|answer| matches!(answer, Answer::Accepted(_)).then_some(())).await.map_err(refused)?;
+        if opened && self.copy(&offer, &staged).await?.is_none() {
+            tracing::debug!(session = %self.key.session, group = %target.id, "the other group ended the move");
+        }
+        // Where it ended the move, its answer says why.
+        staged.expect(|answer| matches!(answer, Answer::Staged(_)).then_some(())).await.map_err(refused)?;
+        Ok(staged)
+    }
+
+    /// Sends everything; `None` where the other group does not listen any more.
+    async fn copy(&self, offer: &Offer, staged: &Staged) -> Result<Option<()>, LeaveError> {
+        let mut writer = Writer::new(offer);
+        for part in self.manifest.chunks(CHUNK_BYTES) {
+            let chunk = writer.chunk(part.to_vec());
+            if !staged.send(Ask::Chunk(chunk_to_wire(chunk))).await {
+                return Ok(None);
+            }
+        }
+        let Some(departure) = self.departure.as_ref() else {
+            return Ok(staged.send(end(writer)).await.then_some(()));
+        };
+        let step = offer.chunk_rows();
+        for first in (0..self.rows).step_by(step) {
+            let data = departure.read(first..(first + step).min(self.rows)).await?;
+            if !staged.send(Ask::Chunk(chunk_to_wire(writer.chunk(data)))).await {
+                return Ok(None);
+            }
+        }
+        Ok(staged.send(end(writer)).await.then_some(()))
+    }
+
+    /// Releases the claim and waits for the other group to have it.
+    async fn settle(
+        &self,
+        mut staged: Staged,
+        target: &GroupRecord,
+        started: Tick,
+    ) -> Result<Owner, LeaveError> {
+        let released = self.shared.registration.release_now(self.key.clone());
+        if !tokio::time::timeout(RELEASE_LIMIT, released).await.unwrap_or(false) {
+            return Err(LeaveError::Unreleased);
+        }
+        staged.send(Ask::Released(v1::ImportReleased {})).await;
+        let owned = staged.expect(|answer| match answer {
+            Answer::Owned(owner) => convert::owner(Some(&owner)).ok(),
+            Answer::Accepted(_) | Answer::Staged(_) => None,
+        });
+        let owned = tokio::time::timeout(self.shared.moves.limit, owned).await;
+        let owned = owned.unwrap_or_else(|_| Err("it took too long".to_owned()));
+        let lost = |reason| LeaveError::Lost { group: target.id.to_string(), reason };
+        let owner = owned.map_err(lost)?;
+        let took_ms = self.shared.clock.now().since(started).as_secs_f64() * 1e3;
+        let row_bytes = self.departure.as_ref().map_or(0, |departure| departure.row_bytes);
+        tracing::info!(
+            session = %self.key.session, to = %owner.group, rows = self.rows,
+            bytes = self.manifest.len() + self.rows * row_bytes, took_ms, "handed a session over"
+        );
+        Ok(owner)
+    }
+}
+
+fn end(writer: Writer) -> Ask {
+    Ask::End(v1::ImportEnd { checksum: writer.end() })
+}
+
+impl Staged {
+    async fn send(&self, step: Ask) -> bool {
+        self.asks.send(ask(step)).await.is_ok()
+    }
+
+    async fn expect<T>(&mut self, wanted: impl FnOnce(Answer) -> Option<T>) -> Result<T, String> {
+        match self.answers.message().await {
+            Ok(Some(v1::ImportSessionResponse { step: Some(step) })) => {
+                wanted(step).ok_or_else(|| "it answered out of order".to_owned())
+            }
+            Ok(_) => Err("it ended the move without a word".to_owned()),
+            Err(status) => Err(fault(&status).to_string()),
+        }
+    }
+}
