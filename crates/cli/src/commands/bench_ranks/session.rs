@@ -6,7 +6,6 @@ use hawser_common::clock::Clock;
 use hawser_common::{Position, SlotId};
 use hawser_worker::ranks::TableChange;
 use hawser_worker::scheduler::{PlanEntry, SequenceId, StepPlan};
-use std::sync::Arc;
 
 use super::Figures;
 use super::way::Way;
