@@ -123,7 +123,9 @@ impl Hops {
     /// A turn that has sent all it had to say for now.
     async fn quiet_turn(&mut self, then: Then) -> Streaming<v1::GenerateResponse> {
         self.worker.script(Script { chunks: 2, then, ..Script::default() });
-        let mut stream = self.client.generate(request("s")).await.unwrap().into_inner();
+        // What is watched is the wire, and not how the turn would go on elsewhere.
+        let request = v1::GenerateRequest { no_continuation: true, ..request("s") };
+        let mut stream = self.client.generate(request).await.unwrap().into_inner();
         placed(&mut stream).await;
         for _ in 0..2 {
             assert!(matches!(stream.message().await.unwrap().unwrap().frame, Some(Frame::Chunk(_))));
