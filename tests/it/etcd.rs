@@ -175,8 +175,10 @@ async fn until_error(
     clock: Clock,
     started: tokio::sync::oneshot::Sender<()>,
 ) -> (Tick, usize, ErrorCode) {
-    let mut frames =
-        client.generate(token_request(session, &words(702, 40), 3_000), Some(LIMIT)).await.unwrap();
+    let request = token_request(session, &words(702, 40), 3_000);
+    // It would go on at the other group.
+    let request = hawser_client::wire::GenerateRequest { no_continuation: true, ..request };
+    let mut frames = client.generate(request, Some(LIMIT)).await.unwrap();
     let (mut tokens, mut started) = (0, Some(started));
     loop {
         match frames.next().await {

@@ -163,12 +163,13 @@ async fn p12_running_turns_end_and_all_their_sessions_are_handed_over() {
     assert!(finished, "no turn was cut off");
     for (first, second) in firsts.iter().zip(&seconds) {
         assert_eq!(second.tokens.len(), 40);
-        assert_eq!(second.usage().reused_tokens, 63, "{first:?} then {second:?}");
+        // More where another session, which begins alike, was there before.
+        assert!(second.usage().reused_tokens >= 63, "{first:?} then {second:?}");
     }
     for id in &ids {
         let third = session(&cluster, id).turn(3, words(322, 10), 4).await;
         assert_ne!(third.group, leaver);
-        assert_eq!(third.usage().prefilled_tokens, 11, "{id}");
+        assert!(third.usage().prefilled_tokens <= 11, "{id}: {third:?}");
         assert_eq!(cluster.client.describe_session(id).await.unwrap().turns, 3, "no turn ran twice");
     }
     cluster.stop().await;

@@ -200,7 +200,7 @@ impl Driver {
                 let (timers, now) = (leader.timers(), self.clock.now());
                 self.report.send_modify(|report| report.formed(self.epoch, timers, now));
                 self.leader = Some(leader);
-                self.due = now;
+                self.due = now.after(BEAT);
                 tracing::info!(epoch = self.epoch, "the group is up again");
                 self.metrics.up(true);
                 self.is_up.send_replace(true);
