@@ -29,6 +29,8 @@ missing_packages() {
 
 # Prints the Debian packages that only tests need: they start servers of their own on free ports.
 missing_test_packages() {
+  # Without root the tests of network namespaces are skipped, and say so.
+  [ "$(id -u)" -ne 0 ] || command -v ip >/dev/null || echo iproute2
   command -v etcd >/dev/null || [ -n "${HAWSER_ETCD:-}${HAWSER_SKIP_ETCD:-}" ] || echo etcd-server
   command -v ip >/dev/null || echo iproute2
 }

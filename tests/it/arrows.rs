@@ -46,18 +46,21 @@ const ARROWS: &[(&str, &[&str])] = &[
             "worker",
             "router",
             "client",
+            "testkit",
             "telemetry",
         ],
     ),
+    // Nothing that is shipped is in the list of those that may use it.
+    ("testkit", &["common", "proto", "placement"]),
 ];
 
 /// Outside crates that only some of ours may use.
 const KEPT_TO: &[(&str, &[&str])] = &[
-    ("etcd-client", &["placement"]),
+    ("etcd-client", &["placement", "testkit", "tests"]),
     ("candle-core", &["model"]),
     ("tokenizers", &["model"]),
     ("minijinja", &["model"]),
-    ("tonic", &["proto", "worker", "router", "client", "cli", "tests"]),
+    ("tonic", &["proto", "worker", "router", "client", "cli", "testkit", "tests"]),
     ("tonic-prost", &["proto"]),
     ("prost", &["proto", "worker", "router", "tests"]),
     ("opentelemetry", &["common", "telemetry"]),
@@ -66,7 +69,7 @@ const KEPT_TO: &[(&str, &[&str])] = &[
     ("opentelemetry-prometheus", &["telemetry"]),
     ("prometheus", &["telemetry"]),
     ("axum", &["telemetry"]),
-    ("tokio", &["common", "placement", "worker", "router", "client", "cli", "telemetry", "tests"]),
+    ("tokio", &["common", "placement", "worker", "router", "client", "cli", "telemetry", "testkit", "tests"]),
     ("libc", &["device"]),
     ("memmap2", &["device"]),
     ("gemm", &["device"]),
@@ -75,6 +78,8 @@ const KEPT_TO: &[(&str, &[&str])] = &[
     ("anyhow", &["cli", "tests"]),
     ("clap", &["cli"]),
     ("figment", &["common"]),
+    ("turmoil", &["tests"]),
+    ("mad-turmoil", &["tests"]),
 ];
 
 fn metadata() -> Metadata {

@@ -4,15 +4,24 @@
 mod arrows;
 mod cluster;
 mod collector;
+mod continuing;
 mod etcd;
+#[path = "../../crates/router/tests/router/worker.rs"]
+#[allow(dead_code, reason = "the router's own tests use the rest")]
+mod fake_worker;
 mod faults;
+mod group;
 mod inspect;
+mod leaving;
 mod moving;
+mod netns;
 mod network;
 mod partition;
 mod process;
 mod processes;
 mod ranks;
 mod retention;
+mod secured;
+mod simulated;
 mod telemetry;
 mod turns;

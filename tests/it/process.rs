@@ -21,7 +21,19 @@ fn binary() -> PathBuf {
 }
 
 fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(binary());
+    command_in(&[], arguments)
+}
+
+/// As [`command`], started by another one, such as `ip netns exec name`, that runs what follows it.
+fn command_in(starter: &[&str], arguments: &[&str]) -> Command {
+    let mut command = match starter {
+        [] => Command::new(binary()),
+        [program, more @ ..] => {
+            let mut command = Command::new(program);
+            command.args(more).arg(binary());
+            command
+        }
+    };
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     // A test that fails leaves nothing behind.
     command.kill_on_drop(true);
@@ -92,7 +104,12 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(arguments: &[&str]) -> Self {
-        let mut child = command(arguments).stderr(Stdio::inherit()).spawn().unwrap();
+        Self::start_in(&[], arguments)
+    }
+
+    /// A server that another command starts, in the same process or as its child.
+    pub(crate) fn start_in(starter: &[&str], arguments: &[&str]) -> Self {
+        let mut child = command_in(starter, arguments).stderr(Stdio::inherit()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Self { child, lines }
     }
@@ -154,13 +171,27 @@ impl Server {
         rest
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id().expect("the process was not waited for")
+    }
+
     /// SIGSTOP: it is there and does nothing.
     pub(crate) fn freeze(&self) {
         self.signal("-STOP");
     }
 
+    /// SIGCONT, after [`Server::freeze`].
+    pub(crate) fn thaw(&self) {
+        self.signal("-CONT");
+    }
+
     /// SIGKILL: no goodbye to anyone.
     pub(crate) async fn kill(mut self) {
+        self.kill_now().await;
+    }
+
+    /// As [`Server::kill`], of one that is replaced later.
+    pub(crate) async fn kill_now(&mut self) {
         self.child.kill().await.unwrap();
     }
 }

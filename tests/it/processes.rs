@@ -92,8 +92,9 @@ async fn a_killed_group_costs_its_session_a_prefill_and_nothing_else() {
 #[tokio::test(flavor = "multi_thread")]
 async fn p15_a_group_killed_in_mid_stream_is_an_error_and_never_a_short_success() {
     let (router, uri) = Server::router(&[]).await;
-    let worker = Server::worker(&uri, "a", &[]).await;
+    let worker = Server::worker(&uri, "a", &SHORT_LEASE).await;
     let client = connect(&uri).await;
+    // There is no group that it could go on at.
     let request = token_request("s", &words(1, 50), 3_000);
     let mut frames = client.generate(request, Some(Duration::from_secs(60))).await.unwrap();
     let mut tokens = 0;

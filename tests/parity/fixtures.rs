@@ -11,7 +11,7 @@ pub(crate) const TINY: [&str; 3] = ["tiny-llama", "tiny-qwen2", "tiny-qwen3"];
 const DEMO_MODEL: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 
 #[allow(clippy::disallowed_methods, reason = "tests have no configuration to read it through")]
-fn variable(name: &str) -> Option<PathBuf> {
+pub(crate) fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).map(PathBuf::from)
 }
 

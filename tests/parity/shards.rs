@@ -336,7 +336,11 @@ fn a_fault_at_any_call_ends_the_step_on_every_rank() -> Result<()> {
     let calls = 2 + 2 * config.layers as u64 + 1;
     for at in 0..calls {
         let faulty = |rank: ThreadRank| -> Box<dyn Collective> {
-            if rank.rank() == 1 { Box::new(Faulty::new(rank, at, Fault::CorruptTag)) } else { Box::new(rank) }
+            if rank.rank() == 1 {
+                Box::new(Faulty::new(Box::new(rank), at, Fault::CorruptTag))
+            } else {
+                Box::new(rank)
+            }
         };
         let ends = on_each_rank(&checkpoint, 3, options(80, RowType::F32), faulty, |rank| {
             let mut executor = rank.executor;

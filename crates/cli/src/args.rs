@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::{bench, chat, config, demo, eval, generate, inspect, pull, router, status, up, worker};
+use crate::commands::{
+    bench, chat, config, demo, eval, generate, inspect, key, pull, router, status, up, worker,
+};
 
 const EXAMPLES: &str = "\
 First steps:
@@ -94,6 +96,8 @@ pub enum Command {
     Eval(eval::Options),
     /// Play an agent session on two worker groups and stop the one that owns it
     Demo(demo::Options),
+    /// Make an API key and the entry for the router's file of keys
+    Key(key::Options),
     /// Show the configuration in effect
     Config(config::Options),
 }

@@ -4,8 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use hawser_client::{Client, ClientError};
 use hawser_common::config;
-use hawser_common::{Coded, ErrorCode};
+use hawser_common::tls::{ClientTls, InvalidTls};
+use hawser_common::{Coded, ErrorCode, Secret};
 use hawser_placement::EtcdOptions;
 use hawser_router::RouterOptions;
 use hawser_telemetry::TelemetryOptions;
@@ -38,6 +40,11 @@ pub enum StoreKind {
 pub struct Config {
     /// URI of the router: where chat, generate and status connect, and which cluster a worker joins.
     pub server: String,
+    /// The API key that is sent there. Never printed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_key: Option<Secret>,
+    /// How to talk to it where its URI begins with https.
+    pub tls: ClientTls,
     /// Worker groups of `hawser up`.
     pub groups: usize,
     /// Seconds that running turns have to finish after a stop signal.
@@ -55,6 +62,8 @@ pub struct Config {
 pub enum InvalidConfig {
     #[error("wrong configuration: groups is {found}; allowed is 1 to {MAX_GROUPS}")]
     Groups { found: usize },
+    #[error("wrong configuration: tls.{0}")]
+    Tls(#[from] InvalidTls),
     #[error("wrong configuration: worker.{0}")]
     Worker(#[from] hawser_worker::InvalidOptions),
     #[error("wrong configuration: router.{0}")]
@@ -75,6 +84,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             server: format!("http://{LISTEN}"),
+            api_key: None,
+            tls: ClientTls::default(),
             groups: 1,
             grace_s: 30,
             store: StoreKind::Embedded,
@@ -151,6 +162,7 @@ impl Config {
         if !(1..=MAX_GROUPS).contains(&self.groups) {
             return Err(InvalidConfig::Groups { found: self.groups });
         }
+        self.tls.validate()?;
         let mut worker = self.worker.clone();
         if worker.model.as_os_str().is_empty() {
             worker.model = models::DEMO_NAME.into();
@@ -159,6 +171,14 @@ impl Config {
         self.telemetry.validate()?;
         self.etcd.validate()?;
         Ok(self.router.validate()?)
+    }
+
+    /// A client of the router at `server`.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn connect(&self) -> Result<Client, ClientError> {
+        Client::builder(&self.server).api_key(self.api_key.clone()).tls(self.tls.clone()).connect().await
     }
 
     /// Prints what differs from the defaults.
@@ -232,6 +252,14 @@ mod tests {
     }
 
     #[test]
+    fn an_api_key_is_taken_and_not_printed() {
+        let config = load(&["api_key=hush"], Overrides::default()).unwrap();
+        assert_eq!(config.api_key.as_ref().map(Secret::expose), Some("hush"));
+        let shown = format!("{config:?} {} {:?}", toml::to_string(&config).unwrap(), flat(&config));
+        assert!(!shown.contains("hush") && shown.contains("<set>"), "{shown}");
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (set, name) in [
             ("worker.thread=2", "did you mean worker.threads?"),
@@ -246,6 +274,10 @@ mod tests {
             ("worker.step_tokens=0", "worker.step_tokens is 0"),
             ("worker.retention.pool_positions=4", "worker.retention.pool_positions is 4"),
             ("router.max_in_flight=0", "router.max_in_flight is 0"),
+            ("router.quota.weight=0", "router.quota.weight is 0"),
+            ("router.tls.key_file='k'", "router.tls: key_file needs cert_file"),
+            ("worker.tls.cert_file='c'", "worker.tls: cert_file needs key_file"),
+            ("tls.cert_file='c'", "tls.cert_file needs key_file"),
             ("etcd.endpoints=['nowhere']", "etcd endpoint \"nowhere\""),
         ] {
             let error = load(&[set], Overrides::default()).unwrap().validate().unwrap_err().to_string();

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use hawser_worker::{EngineKind, WorkerOptions};
 use thiserror::Error;
 
 /// Short name of the demo model.
@@ -47,6 +48,17 @@ pub fn resolve(name: &Path, dir: &Path) -> Result<PathBuf, ModelMissing> {
         dir: dir.display().to_string(),
         found: listing(dir),
     })
+}
+
+/// The model of a group: as [`resolve`], but none for the simulated engine.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn of_worker(worker: &WorkerOptions, dir: &Path) -> Result<PathBuf, ModelMissing> {
+    match worker.engine {
+        EngineKind::Model => resolve(&worker.model, dir),
+        EngineKind::Simulated => Ok(PathBuf::new()),
+    }
 }
 
 fn listing(dir: &Path) -> String {

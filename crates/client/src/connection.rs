@@ -5,10 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hawser_common::telemetry::TraceParent;
-use hawser_proto::MAX_MESSAGE_BYTES;
+use hawser_common::tls::ClientTls;
+use hawser_common::{Keepalive, Secret};
 use hawser_proto::set_trace_parent;
+use hawser_proto::transport::innermost;
 use hawser_proto::v1::hawser_client::HawserClient;
 use hawser_proto::v1::{self, GenerateRequest};
+use hawser_proto::{Bearer, Dial, DialError, MAX_MESSAGE_BYTES};
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
 
@@ -19,30 +23,91 @@ use crate::session::SessionBuilder;
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Calls that do not generate answer at once, or not at all.
 const CALL_LIMIT: Duration = Duration::from_secs(10);
-const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// A connection to a router. Clones share it; it reconnects by itself.
 #[derive(Clone, Debug)]
 pub struct Client {
-    rpc: HawserClient<Channel>,
+    rpc: HawserClient<InterceptedService<Channel, Bearer>>,
     uri: Arc<str>,
     /// What turns are told of the trace that they belong to.
     trace: TraceParent,
 }
 
-impl Client {
-    /// Connects to `uri`, such as `http://127.0.0.1:7070`; the scheme may be left out.
+/// How a client connects.
+#[derive(Clone, Debug)]
+pub struct ClientBuilder {
+    uri: String,
+    key: Option<Secret>,
+    tls: ClientTls,
+    keepalive: Keepalive,
+}
+
+impl ClientBuilder {
+    /// The API key that every call carries.
+    #[must_use]
+    pub fn api_key(mut self, key: Option<Secret>) -> Self {
+        self.key = key;
+        self
+    }
+
+    /// What an `https` server's certificate is checked against, and the client's own.
+    #[must_use]
+    pub fn tls(mut self, tls: ClientTls) -> Self {
+        self.tls = tls;
+        self
+    }
+
+    /// How a silent connection is kept alive, where the times that all of Hawser uses do not fit.
+    #[must_use]
+    pub fn keepalive(mut self, keepalive: Keepalive) -> Self {
+        self.keepalive = keepalive;
+        self
+    }
+
+    /// Connects.
     ///
     /// # Errors
-    /// [`ClientError::Address`] where the text is no address, [`ClientError::Connect`] where nobody answers in 5 s.
-    pub async fn connect(uri: &str) -> Result<Self, ClientError> {
-        let (uri, endpoint) = endpoint(uri)?;
+    /// [`ClientError::Address`], [`ClientError::Secured`] or [`ClientError::Key`] where the address, the certificates
+    /// or the key cannot be used, [`ClientError::Connect`] where nobody answers in 5 s.
+    pub async fn connect(self) -> Result<Client, ClientError> {
+        let bearer = Bearer::new(self.key.as_ref())?;
+        let dial = Dial::new(&self.tls, self.keepalive)
+            .map_err(|error| ClientError::Secured { uri: self.uri.clone(), cause: error.to_string() })?;
+        let (uri, endpoint) = endpoint(&self.uri, &dial)?;
         let channel = endpoint
             .connect()
             .await
             .map_err(|error| ClientError::Connect { uri: uri.clone(), cause: innermost(&error) })?;
-        let rpc = HawserClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        Ok(Self { rpc, uri: uri.into(), trace: TraceParent::default() })
+        Ok(Client::with_bearer(channel, bearer, &uri))
+    }
+}
+
+impl Client {
+    /// A client over a channel of the caller's, which leads to `uri`.
+    #[must_use]
+    pub fn over(channel: Channel, uri: &str) -> Self {
+        Self::with_bearer(channel, Bearer::default(), uri)
+    }
+
+    fn with_bearer(channel: Channel, bearer: Bearer, uri: &str) -> Self {
+        let rpc = HawserClient::with_interceptor(channel, bearer);
+        let rpc = rpc.max_decoding_message_size(MAX_MESSAGE_BYTES);
+        Self { rpc, uri: uri.into(), trace: TraceParent::default() }
+    }
+
+    /// A client of the router at `uri`, such as `https://router:7070`; without a scheme it is `http`.
+    #[must_use]
+    pub fn builder(uri: &str) -> ClientBuilder {
+        let (tls, keepalive) = (ClientTls::default(), Keepalive::default());
+        ClientBuilder { uri: uri.to_owned(), key: None, tls, keepalive }
+    }
+
+    /// Connects to `uri`, such as `http://127.0.0.1:7070`, without a key and without TLS; the scheme may be left out.
+    ///
+    /// # Errors
+    /// As [`ClientBuilder::connect`].
+    pub async fn connect(uri: &str) -> Result<Self, ClientError> {
+        Self::builder(uri).connect().await
     }
 
     /// Where this client connects to.
@@ -79,7 +144,8 @@ impl Client {
         }
         set_trace_parent(request.metadata_mut(), &self.trace);
         let mut rpc = self.rpc.clone();
-        FrameStream::open(limit, async move { rpc.generate(request).await }).await
+        // Boxed, since it holds the request: callers hold a turn's future inside theirs.
+        FrameStream::open(limit, Box::pin(async move { rpc.generate(request).await })).await
     }
 
     /// # Errors
@@ -95,9 +161,30 @@ impl Client {
     /// # Errors
     /// Any [`ClientError`].
     pub async fn list_groups(&self) -> Result<Vec<v1::Group>, ClientError> {
+        self.groups(v1::ListGroupsRequest::default()).await
+    }
+
+    /// As [`Client::list_groups`], with those that have left the cluster in the last ten minutes.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn list_groups_and_departed(&self) -> Result<Vec<v1::Group>, ClientError> {
+        self.groups(v1::ListGroupsRequest { departed: true }).await
+    }
+
+    async fn groups(&self, request: v1::ListGroupsRequest) -> Result<Vec<v1::Group>, ClientError> {
         let mut rpc = self.rpc.clone();
-        let answer = call(async move { rpc.list_groups(bounded(v1::ListGroupsRequest {})).await }).await?;
-        Ok(answer.groups)
+        Ok(call(async move { rpc.list_groups(bounded(request)).await }).await?.groups)
+    }
+
+    /// One group, and how its ranks are; without those where its leader does not answer.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] with `NotFound` for a group that this router does not know.
+    pub async fn describe_group(&self, group: &str) -> Result<v1::DescribeGroupResponse, ClientError> {
+        let request = v1::DescribeGroupRequest { group: group.to_owned() };
+        let mut rpc = self.rpc.clone();
+        call(async move { rpc.describe_group(bounded(request)).await }).await
     }
 
     /// Sessions of this tenant, at most `limit` of them (0: 1,000).
@@ -162,19 +249,13 @@ impl Client {
     }
 }
 
-fn endpoint(uri: &str) -> Result<(String, Endpoint), ClientError> {
+fn endpoint(uri: &str, dial: &Dial) -> Result<(String, Endpoint), ClientError> {
     let full = if uri.contains("://") { uri.to_owned() } else { format!("http://{uri}") };
-    let bad = || ClientError::Address { uri: uri.to_owned() };
-    let endpoint = Endpoint::from_shared(full.clone()).map_err(|_| bad())?;
-    if endpoint.uri().host().is_none_or(str::is_empty) {
-        return Err(bad());
-    }
-    let endpoint = endpoint
-        .connect_timeout(CONNECT_LIMIT)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(KEEPALIVE)
-        .keep_alive_while_idle(true);
-    Ok((full, endpoint))
+    let endpoint = dial.endpoint(&full).map_err(|error| match error {
+        DialError::Address { .. } => ClientError::Address { uri: uri.to_owned() },
+        other => ClientError::Secured { uri: uri.to_owned(), cause: other.to_string() },
+    })?;
+    Ok((full, endpoint.connect_timeout(CONNECT_LIMIT)))
 }
 
 fn bounded<T>(message: T) -> Request<T> {
@@ -191,22 +272,13 @@ async fn call<T>(rpc: impl Future<Output = Result<Response<T>, Status>>) -> Resu
     }
 }
 
-/// The cause that says most: tonic's own texts are "transport error".
-fn innermost(error: &dyn std::error::Error) -> String {
-    let mut deepest = error;
-    while let Some(next) = deepest.source() {
-        deepest = next;
-    }
-    deepest.to_string()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn addresses_may_leave_out_the_scheme_and_must_have_a_host() {
-        let check = |text: &str| endpoint(text).map(|(uri, _)| uri).ok();
+        let check = |text: &str| endpoint(text, &Dial::default()).map(|(uri, _)| uri).ok();
         assert_eq!(check("127.0.0.1:7070").as_deref(), Some("http://127.0.0.1:7070"));
         assert_eq!(check("http://router:1").as_deref(), Some("http://router:1"));
         for bad in ["", "http://", "a b", "::"] {

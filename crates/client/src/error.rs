@@ -5,6 +5,7 @@ use std::time::Duration;
 use hawser_common::group::Owner;
 use hawser_common::{Coded, ErrorCode};
 use hawser_proto::Fault;
+use hawser_proto::bearer::InvalidKey;
 use hawser_proto::fault::Origin;
 use thiserror::Error;
 
@@ -14,6 +15,12 @@ pub enum ClientError {
     /// The text is not an address.
     #[error("{uri:?} is not a server address; write it as http://HOST:PORT")]
     Address { uri: String },
+    /// The certificates do not fit, to each other or to the address.
+    #[error("cannot connect to {uri} safely: {cause}")]
+    Secured { uri: String, cause: String },
+    /// The API key is no key.
+    #[error(transparent)]
+    Key(#[from] InvalidKey),
     /// Nothing listens there, or it is no gRPC server.
     #[error(
         "no server answers at {uri}: {cause}; start one with `hawser up`, or give the address of another"
@@ -44,7 +51,7 @@ pub enum ClientError {
 impl Coded for ClientError {
     fn code(&self) -> ErrorCode {
         match self {
-            Self::Address { .. } => ErrorCode::Invalid,
+            Self::Address { .. } | Self::Secured { .. } | Self::Key(_) => ErrorCode::Invalid,
             Self::Connect { .. } | Self::Truncated { .. } => ErrorCode::Unavailable,
             Self::Refused(fault) | Self::Interrupted { fault, .. } => fault.code,
             Self::Protocol { .. } => ErrorCode::Internal,
@@ -77,7 +84,7 @@ impl ClientError {
     /// Whether the server is known to have done nothing.
     pub(crate) fn nothing_happened(&self) -> bool {
         match self {
-            Self::Address { .. } | Self::Connect { .. } => true,
+            Self::Address { .. } | Self::Secured { .. } | Self::Key(_) | Self::Connect { .. } => true,
             Self::Refused(fault) => match fault.origin {
                 Origin::Answered | Origin::Connect => true,
                 Origin::Transport => false,

@@ -199,6 +199,13 @@ impl Hawser for Fake {
         Ok(Response::new(v1::ListGroupsResponse { groups: vec![] }))
     }
 
+    async fn describe_group(
+        &self,
+        _: Request<v1::DescribeGroupRequest>,
+    ) -> Result<Response<v1::DescribeGroupResponse>, Status> {
+        Err(answered(ErrorCode::NotFound))
+    }
+
     async fn fork_session(
         &self,
         _: Request<v1::ForkSessionRequest>,

@@ -45,11 +45,12 @@ mod fake;
 #[cfg(test)]
 mod session_tests;
 
-pub use connection::Client;
+pub use connection::{Client, ClientBuilder};
 pub use error::ClientError;
 pub use frames::{Frame, FrameStream};
 pub use hawser_common::chat::{Message, Role, Tool, ToolCall};
-pub use hawser_common::{ErrorCode, SessionId};
+pub use hawser_common::tls::ClientTls;
+pub use hawser_common::{ErrorCode, Keepalive, Secret, SessionId};
 pub use hawser_proto::v1 as wire;
 pub use message::tool_result;
 pub use retry::Retry;

@@ -294,6 +294,7 @@ impl Session {
             retention: options.retention.clone(),
             intent: None,
             protected_tokens: 0,
+            no_continuation: false,
             input: Some(v1::generate_request::Input::Conversation(conversation)),
         }
     }

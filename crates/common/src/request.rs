@@ -41,6 +41,14 @@ pub struct Intent {
     pub release: Vec<Span>,
 }
 
+/// The beginning of an answer, which a group generated that was lost: what its reader has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Begun {
+    pub tokens: Vec<u32>,
+    /// Length of the text that was delivered with them.
+    pub text_bytes: usize,
+}
+
 /// One turn.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TurnRequest {

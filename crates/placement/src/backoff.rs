@@ -10,6 +10,11 @@ pub(crate) fn jittered(time: Duration) -> Duration {
     time.mul_f64(1.0 - rand::random::<f64>() / 2.0)
 }
 
+/// A random part of `time`, so that what was lost together comes back one by one.
+pub(crate) fn spread(time: Duration) -> Duration {
+    time.mul_f64(rand::random::<f64>())
+}
+
 /// The wait after `failures` failures: doubling from [`FIRST`] up to `limit`, jittered.
 pub(crate) fn after(failures: u32, limit: Duration) -> Duration {
     let wait = FIRST * 2u32.saturating_pow(failures.min(10));

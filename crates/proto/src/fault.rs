@@ -110,6 +110,8 @@ fn from_grpc(status: &Status) -> ErrorCode {
     match status.code() {
         // tonic's own timers say CANCELLED with this text when grpc-timeout passes.
         Code::Cancelled if status.message() == "Timeout expired" => ErrorCode::Deadline,
+        // hyper's text for a request that had no connection any more when its turn to be sent came.
+        Code::Cancelled if status.message() == "operation was canceled" => ErrorCode::Unavailable,
         Code::Cancelled => ErrorCode::Cancelled,
         Code::InvalidArgument | Code::OutOfRange | Code::AlreadyExists => ErrorCode::Invalid,
         Code::NotFound => ErrorCode::NotFound,
@@ -168,6 +170,7 @@ mod tests {
         }
         assert_eq!(fault(&Status::cancelled("Timeout expired")).code, ErrorCode::Deadline);
         assert_eq!(fault(&Status::unknown("broken pipe")).code, ErrorCode::Unavailable);
+        assert_eq!(fault(&Status::cancelled("operation was canceled")).code, ErrorCode::Unavailable);
     }
 
     #[test]

@@ -3,17 +3,21 @@
 //! Owns what crosses a process boundary. Everything that comes in is parsed here into the types of
 //! `hawser_common`; nothing that leaves this crate inwards still has to be checked for its shape.
 
+pub mod bearer;
 pub mod convert;
 pub mod deadline;
 pub mod fault;
 pub mod status;
 pub mod trace;
+pub mod transport;
 
+pub use bearer::Bearer;
 pub use convert::InvalidRequest;
 pub use deadline::deadline;
 pub use fault::{Fault, fault};
 pub use status::status;
 pub use trace::{set_trace_parent, trace_parent};
+pub use transport::{Dial, DialError, TlsError};
 
 /// Generated from `proto/hawser/v1`.
 #[allow(

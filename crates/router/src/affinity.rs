@@ -1,121 +1,243 @@
-//! Which group owns a session, as the store's watch told it. Pure.
+//! Which group a session's turns go to. Pure; time is an argument.
 //!
-//! Bounded: when full, new claims are not remembered. That is safe, because a turn of a session that is not known is
+//! | state | how it comes about | how it ends |
+//! |---|---|---|
+//! | unknown | | a turn takes a hold |
+//! | held | a first turn was sent to a group that was chosen; other first turns follow it | the group refuses, every turn gives up, or one commits |
+//! | committed | the group sent its first frame, so it has the claim | the claim is seen, or after a while |
+//! | leased | the store says who owns the session | the claim is released, or its group goes |
+//! | idle | leased, and not used for long | forgotten when there is no room for another |
+//!
+//! Holds and commits are hints for this router's own turns: they are never asserted to a worker, and a group that was
+//! chosen by one may refuse. Only a lease names an owner. Forgetting is safe: a turn of a session that is not known is
 //! offered to some group, which learns the owner from the store and says so.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
 
+use hawser_common::clock::Tick;
 use hawser_common::group::Owner;
-use hawser_common::{GroupId, SessionKey};
+use hawser_common::{GroupId, SessionKey, TenantId};
+
+use crate::generations::Generations;
+
+/// How long a commit is kept without the store's word: the watch lags by milliseconds.
+const COMMITTED_FOR: Duration = Duration::from_secs(10);
+
+/// Claims that were let go of, for the caller to drop where it holds no lock.
+pub(crate) type Spent = HashMap<SessionKey, Arc<Owner>>;
+
+/// One hold of a group for a session. Turns that share it have the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HoldId(u64);
+
+#[derive(Debug)]
+struct Hold {
+    id: HoldId,
+    group: GroupId,
+    /// Turns that have not heard from the group yet.
+    turns: u32,
+    committed_until: Option<Tick>,
+}
+
+/// What is known of a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Standing<'a> {
+    Leased(&'a Arc<Owner>),
+    Held(&'a GroupId),
+    Unknown,
+}
 
 #[derive(Debug)]
 pub(crate) struct Affinity {
-    owners: HashMap<SessionKey, Owner>,
+    leases: Generations<SessionKey, Arc<Owner>>,
+    holds: HashMap<SessionKey, Hold>,
+    /// Commits in the order in which they end.
+    commits: VecDeque<(Tick, SessionKey, HoldId)>,
     limit: usize,
+    next_hold: u64,
+    /// Each group's latest owner, kept once.
+    owners: HashMap<GroupId, Arc<Owner>>,
+    /// Leases of each tenant, whose name is kept once with them. Tenants without any are not in it.
+    counts: HashMap<TenantId, u64>,
 }
 
 impl Affinity {
     pub(crate) fn new(limit: usize) -> Self {
-        Self { owners: HashMap::new(), limit }
+        Self {
+            leases: Generations::new(limit),
+            holds: HashMap::new(),
+            commits: VecDeque::new(),
+            limit,
+            next_hold: 0,
+            owners: HashMap::new(),
+            counts: HashMap::new(),
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.owners.len()
+        self.leases.len()
     }
 
-    pub(crate) fn owner(&self, session: &SessionKey) -> Option<&Owner> {
-        self.owners.get(session)
+    /// Where the session's next turn goes, which counts as use.
+    pub(crate) fn standing(&mut self, session: &SessionKey, now: Tick) -> Standing<'_> {
+        self.expire(now);
+        if let Some(owner) = self.leases.touch(session) {
+            return Standing::Leased(owner);
+        }
+        self.holds.get(session).map_or(Standing::Unknown, |hold| Standing::Held(&hold.group))
     }
 
-    pub(crate) fn claimed(&mut self, session: SessionKey, owner: Owner) {
-        if self.owners.len() < self.limit || self.owners.contains_key(&session) {
-            self.owners.insert(session, owner);
+    /// The owner, if the store named one.
+    pub(crate) fn owner(&self, session: &SessionKey) -> Option<&Arc<Owner>> {
+        self.leases.look(session)
+    }
+
+    /// A turn of the session is sent to a group that does not own it. `None`: nothing is held, since the session has an
+    /// owner, is held at another group, or there is no room.
+    pub(crate) fn hold(&mut self, session: &SessionKey, group: &GroupId) -> Option<HoldId> {
+        if self.leases.look(session).is_some() {
+            return None;
+        }
+        if let Some(hold) = self.holds.get_mut(session) {
+            return (hold.group == *group).then(|| {
+                hold.turns += 1;
+                hold.id
+            });
+        }
+        if self.holds.len() >= self.limit {
+            return None;
+        }
+        let id = HoldId(self.next_hold);
+        self.next_hold += 1;
+        let hold = Hold { id, group: group.clone(), turns: 1, committed_until: None };
+        self.holds.insert(session.clone(), hold);
+        Some(id)
+    }
+
+    /// The group answered the turn, so the session is its own.
+    pub(crate) fn commit(&mut self, session: &SessionKey, id: HoldId, now: Tick) {
+        self.expire(now);
+        let Some(hold) = self.holds.get_mut(session).filter(|hold| hold.id == id) else { return };
+        hold.turns -= 1;
+        if hold.committed_until.is_some() {
+            return;
+        }
+        if self.commits.len() >= self.limit {
+            self.holds.remove(session);
+            return;
+        }
+        let until = now.after(COMMITTED_FOR);
+        hold.committed_until = Some(until);
+        self.commits.push_back((until, session.clone(), id));
+    }
+
+    /// The group refused the turn: nothing is left of the hold, for any turn, unless the group answered another one.
+    pub(crate) fn refuse(&mut self, session: &SessionKey, id: HoldId) {
+        self.leave(session, id, |_| true);
+    }
+
+    /// The turn gave up before the group answered.
+    pub(crate) fn give_up(&mut self, session: &SessionKey, id: HoldId) {
+        self.leave(session, id, |hold| hold.turns == 0);
+    }
+
+    fn leave(&mut self, session: &SessionKey, id: HoldId, ends: impl Fn(&Hold) -> bool) {
+        let Some(hold) = self.holds.get_mut(session).filter(|hold| hold.id == id) else { return };
+        hold.turns -= 1;
+        if hold.committed_until.is_none() && ends(hold) {
+            self.holds.remove(session);
+        }
+    }
+
+    fn expire(&mut self, now: Tick) {
+        while self.commits.front().is_some_and(|(until, ..)| *until <= now) {
+            let Some((_, session, id)) = self.commits.pop_front() else { return };
+            if self.holds.get(&session).is_some_and(|hold| hold.id == id) {
+                self.holds.remove(&session);
+            }
+        }
+    }
+
+    pub(crate) fn claimed(&mut self, session: SessionKey, owner: Owner) -> Option<Spent> {
+        self.holds.remove(&session);
+        let owner = self.shared(owner);
+        let known = self.counts.get_key_value(&session.tenant).map(|(tenant, _)| tenant.clone());
+        let key = SessionKey { tenant: known.unwrap_or(session.tenant), session: session.session };
+        let is_new = self.leases.look(&key).is_none();
+        let spent = self.leases.insert(key.clone(), owner);
+        if is_new && self.leases.look(&key).is_some() {
+            *self.counts.entry(key.tenant).or_default() += 1;
+        }
+        spent.iter().flatten().for_each(|(gone, _)| uncount(&mut self.counts, &gone.tenant));
+        spent
+    }
+
+    /// Sessions of a tenant that are remembered.
+    pub(crate) fn sessions_of(&self, tenant: &TenantId) -> u64 {
+        self.counts.get(tenant).copied().unwrap_or(0)
+    }
+
+    fn shared(&mut self, owner: Owner) -> Arc<Owner> {
+        match self.owners.get(&owner.group) {
+            Some(held) if **held == owner => Arc::clone(held),
+            _ => {
+                let owner = Arc::new(owner);
+                self.owners.insert(owner.group.clone(), Arc::clone(&owner));
+                owner
+            }
         }
     }
 
     pub(crate) fn released(&mut self, session: &SessionKey) {
-        self.owners.remove(session);
+        if self.leases.remove(session).is_some() {
+            uncount(&mut self.counts, &session.tenant);
+        }
     }
 
     /// Forgets every session of a group. Walks all of them: a group goes seldom.
     pub(crate) fn group_gone(&mut self, group: &GroupId) {
-        self.owners.retain(|_, owner| owner.group != *group);
+        self.owners.remove(group);
+        let counts = &mut self.counts;
+        self.leases.retain(|session, owner| {
+            let stays = owner.group != *group;
+            if !stays {
+                uncount(counts, &session.tenant);
+            }
+            stays
+        });
+        self.holds.retain(|_, hold| hold.group != *group);
     }
 
     /// What is known from a snapshot of the store.
     pub(crate) fn of(claims: Vec<(SessionKey, Owner)>, limit: usize) -> Self {
-        let mut known = Self { owners: HashMap::with_capacity(claims.len().min(limit)), limit };
+        let mut known = Self::new(limit);
         for (session, owner) in claims {
             known.claimed(session, owner);
         }
         known
     }
+
+    /// Takes a snapshot's place, with the holds of turns that are under way. Returns what it replaces.
+    pub(crate) fn replace(&mut self, mut latest: Self) -> Self {
+        latest.next_hold = self.next_hold;
+        latest.holds = std::mem::take(&mut self.holds);
+        latest.holds.retain(|session, _| latest.leases.look(session).is_none());
+        latest.commits = std::mem::take(&mut self.commits);
+        std::mem::replace(self, latest)
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use hawser_common::{Epoch, SessionId, TenantId};
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn key(tenant: &str, session: &str) -> SessionKey {
-        let tenant = TenantId::parse(tenant).unwrap();
-        SessionKey { tenant, session: SessionId::parse(session).unwrap() }
-    }
-
-    fn owner(group: u8) -> Owner {
-        Owner { group: GroupId::parse(&format!("g{group}")).unwrap(), epoch: Epoch(group.into()) }
-    }
-
-    #[test]
-    fn ids_that_begin_alike_are_different_sessions() {
-        let mut affinity = Affinity::new(100);
-        affinity.claimed(key("t", "session-1"), owner(1));
-        affinity.claimed(key("t", "session-12"), owner(2));
-        affinity.claimed(key("ab", "c"), owner(3));
-        assert_eq!(affinity.owner(&key("t", "session-1")), Some(&owner(1)));
-        assert_eq!(affinity.owner(&key("t", "session-12")), Some(&owner(2)));
-        assert_eq!(affinity.owner(&key("a", "bc")), None);
-        affinity.group_gone(&owner(1).group);
-        assert_eq!(affinity.owner(&key("t", "session-1")), None);
-        assert_eq!(affinity.owner(&key("t", "session-12")), Some(&owner(2)));
-    }
-
-    proptest! {
-        /// What is remembered is what the store said, and never more than the limit.
-        #[test]
-        fn never_more_than_the_limit_and_never_wrong(
-            limit in 1usize..10,
-            ops in prop::collection::vec((0u8..4, 0u8..12, 0u8..3), 0..100),
-        ) {
-            let mut affinity = Affinity::new(limit);
-            let mut truth: BTreeMap<u8, u8> = BTreeMap::new();
-            for (op, session, group) in ops {
-                let id = key("t", &session.to_string());
-                match op {
-                    0 | 1 => {
-                        truth.insert(session, group);
-                        affinity.claimed(id, owner(group));
-                    }
-                    2 => {
-                        truth.remove(&session);
-                        affinity.released(&id);
-                    }
-                    _ => {
-                        truth.retain(|_, held| *held != group);
-                        affinity.group_gone(&owner(group).group);
-                    }
-                }
-                prop_assert!(affinity.owners.len() <= limit);
-                for (session, known) in &affinity.owners {
-                    let held = truth.get(&session.session.as_str().parse().unwrap());
-                    prop_assert_eq!(held.map(|group| owner(*group)), Some(known.clone()));
-                }
-                prop_assert!(affinity.owners.len() == truth.len() || truth.len() > limit || affinity.owners.len() < limit);
-            }
+fn uncount(counts: &mut HashMap<TenantId, u64>, tenant: &TenantId) {
+    if let Some(count) = counts.get_mut(tenant) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(tenant);
         }
     }
 }
+
+#[cfg(test)]
+#[path = "affinity_tests.rs"]
+mod tests;

@@ -19,6 +19,11 @@ impl Deadline {
         Self(left.map(|left| clock.now().after(left.saturating_sub(LEAD))))
     }
 
+    #[cfg(test)]
+    pub(crate) fn none() -> Self {
+        Self(None)
+    }
+
     /// The deadline, or `limit` from now if that is sooner.
     pub(crate) fn at_most(self, limit: Duration, clock: &Clock) -> Self {
         let latest = clock.now().after(limit);

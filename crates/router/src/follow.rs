@@ -1,14 +1,15 @@
 //! The task that follows the store: watch, apply, watch again.
 //!
-//! While the store cannot be watched the view stays as it is, so that turns of known sessions go on.
+//! While the store cannot be watched the view stays as it is, so that turns of known sessions go on. Now and then all is
+//! listed anew, so that a change that was missed, wherever, is not missed for good.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use hawser_placement::{Change, Store, Watch};
+use hawser_placement::{Change, Store, StoreError, Watch};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::metrics::RouterMetrics;
 use crate::upstream::Upstream;
@@ -16,15 +17,20 @@ use crate::view::View;
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
+/// Longest that a list beside a running watch may take to begin.
+const RELIST_LIMIT: Duration = Duration::from_secs(5);
 
-/// Feeds `view` until `stop`.
-pub(crate) async fn follow(
-    store: Arc<dyn Store>,
-    view: Arc<View>,
-    upstream: Arc<Upstream>,
-    metrics: RouterMetrics,
-    stop: CancellationToken,
-) {
+/// What a store is followed for.
+pub(crate) struct Follower {
+    pub(crate) view: Arc<View>,
+    pub(crate) upstream: Arc<Upstream>,
+    pub(crate) metrics: RouterMetrics,
+    /// Between two lists of everything; `None`: never but after a failure.
+    pub(crate) relist: Option<Duration>,
+}
+
+/// Feeds the view until `stop`.
+pub(crate) async fn follow(store: Arc<dyn Store>, follower: Follower, stop: CancellationToken) {
     let mut failures = 0u32;
     loop {
         // Dropping a watch, or a call for one, leaves nothing behind.
@@ -41,11 +47,11 @@ pub(crate) async fn follow(
                 failures = 0;
                 tokio::select! {
                     () = stop.cancelled() => return,
-                    error = drain(watch, &view, &upstream, &metrics) => error,
+                    error = follower.drain(watch, &*store) => error,
                 }
             }
         };
-        metrics.lost_the_store();
+        follower.metrics.lost_the_store();
         if failures == 0 {
             let reason = error.map_or_else(|| "the watch ended".to_owned(), |error| error.to_string());
             warn!(%reason, "lost the placement store; known sessions go on");
@@ -61,25 +67,42 @@ pub(crate) async fn follow(
     }
 }
 
-/// Applies updates until the watch ends, and says why it did.
-async fn drain(
-    mut watch: Watch,
-    view: &View,
-    upstream: &Upstream,
-    metrics: &RouterMetrics,
-) -> Option<hawser_placement::StoreError> {
-    while let Some(update) = watch.next().await {
-        match update {
-            Ok(update) => {
-                if matches!(update.change, Change::Snapshot(_)) {
-                    metrics.listed();
+impl Follower {
+    /// Applies updates until the watch ends, and says why it did.
+    async fn drain(&self, mut watch: Watch, store: &dyn Store) -> Option<StoreError> {
+        let mut due = Box::pin(tokio::time::sleep(self.pause()));
+        loop {
+            // A watch gives an update that was not taken to the next who asks.
+            let update = tokio::select! {
+                update = watch.next() => update,
+                () = &mut due => {
+                    match tokio::time::timeout(RELIST_LIMIT, store.watch()).await {
+                        // It begins with all that there is.
+                        Ok(Ok(anew)) => watch = anew,
+                        Ok(Err(error)) => debug!(%error, "could not list anew"),
+                        Err(_) => debug!("listing anew took too long"),
+                    }
+                    due.set(tokio::time::sleep(self.pause()));
+                    continue;
                 }
-                if view.apply(update) {
-                    upstream.keep(&view.groups());
+            };
+            match update {
+                Some(Ok(update)) => {
+                    if matches!(update.change, Change::Snapshot(_)) {
+                        self.metrics.listed();
+                    }
+                    if self.view.apply(update) {
+                        self.upstream.keep(&self.view.groups());
+                    }
                 }
+                Some(Err(error)) => return Some(error),
+                None => return None,
             }
-            Err(error) => return Some(error),
         }
     }
-    None
+
+    /// Until the next list, a random fifth more or less, so that routers do not list at the same time.
+    fn pause(&self) -> Duration {
+        self.relist.map_or(Duration::MAX, |relist| relist.mul_f64(0.8 + 0.4 * rand::random::<f64>()))
+    }
 }

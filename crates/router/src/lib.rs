@@ -4,29 +4,42 @@
 //! store told it, chooses a group where the store says nothing, and relays frames. It never reads tokens, holds no KV
 //! state, and records nothing about a session before the store says so.
 //!
-//! Decisions are in pure modules that take time as an argument ([`affinity`], [`fleet`], [`balance`], [`attempts`]);
-//! what waits and calls is in `place`, `relay` and `service`.
+//! Decisions are in pure modules that take time as an argument ([`affinity`], [`fleet`], [`balance`], [`attempts`],
+//! [`quota`]); what waits and calls is in `place`, `relay` and `service`. Who calls is settled first, in [`auth`].
 
 pub(crate) mod admission;
 pub(crate) mod affinity;
 pub(crate) mod attempts;
+pub(crate) mod auth;
 pub(crate) mod balance;
+pub(crate) mod continuation;
 pub(crate) mod deadline;
 mod error;
 pub(crate) mod fleet;
 pub(crate) mod follow;
+pub(crate) mod generations;
+pub(crate) mod handle;
 pub(crate) mod metrics;
 mod options;
 pub(crate) mod place;
+pub(crate) mod prefix;
+pub(crate) mod quota;
 pub(crate) mod relay;
 mod router;
 mod service;
 mod store_service;
+mod strategy;
 pub(crate) mod upstream;
 pub(crate) mod view;
 
+pub use auth::AuthOptions;
+pub use auth::keys::{ApiKey, InvalidKeys};
 pub use error::RouteError;
+pub use handle::{InvalidHandle, InvalidSecrets};
 pub use metrics::METRICS;
 pub use options::{InvalidOptions, RouterOptions};
-pub use router::{Router, RouterHandle, StartError};
+pub use quota::Quota;
+pub use router::{Network, Router, RouterHandle, StartError};
 pub use store_service::StoreService;
+pub use strategy::Strategy;
+pub use upstream::Reach;

@@ -8,8 +8,8 @@ use std::time::Duration;
 use hawser_common::clock::{Clock, Tick};
 use hawser_common::group::Owner;
 use hawser_common::telemetry::{
-    Counter, CounterBy, Histogram, LONG_S, Level, LevelGuard, Meter, Metric, Outcome, SHORT_S, Span,
-    SpanKind, Telemetry, TraceParent,
+    Counter, CounterBy, Histogram, LONG_S, Label as _, Level, LevelGuard, Meter, Metric, Outcome, SHORT_S,
+    Span, SpanKind, Telemetry, TraceParent,
 };
 use hawser_common::{Coded, ErrorCode, SessionId, label};
 
@@ -173,6 +173,15 @@ pub(crate) fn observe(meter: &Meter, view: &Arc<View>, admission: &Admission) {
     meter.observe(&IN_FLIGHT, move || alive.upgrade().map(|_| admission.in_flight() as f64));
 }
 
+fn lines(parent: &TraceParent) -> tracing::Span {
+    let empty = tracing::field::Empty;
+    let lines = tracing::span!(tracing::Level::WARN, "turn", session = empty, trace = empty);
+    if let Some(trace) = parent.trace_id() {
+        lines.record("trace", trace);
+    }
+    lines
+}
+
 /// One turn under watch, from its arrival to the end of its stream. Counted once, however it ends; one that nobody
 /// ended was given up by its client.
 #[derive(Debug)]
@@ -181,6 +190,8 @@ pub(crate) struct TurnWatch {
     clock: Clock,
     arrived: Tick,
     span: Span,
+    /// Log lines of this turn stand in it.
+    lines: tracing::Span,
     open: Option<LevelGuard>,
     is_ended: bool,
 }
@@ -195,7 +206,8 @@ impl TurnWatch {
     ) -> Self {
         let arrived = clock.now();
         let span = telemetry.tracer.span("hawser.route", SpanKind::Server, parent, clock.wall(arrived));
-        Self { metrics: metrics.clone(), clock: clock.clone(), arrived, span, open: None, is_ended: false }
+        let (metrics, clock, lines) = (metrics.clone(), clock.clone(), lines(span.parent()));
+        Self { metrics, clock, arrived, span, lines, open: None, is_ended: false }
     }
 
     /// What a worker is told of the trace.
@@ -205,18 +217,13 @@ impl TurnWatch {
 
     /// The span that log lines of this turn stand in.
     pub(crate) fn lines(&self) -> tracing::Span {
-        let empty = tracing::field::Empty;
-        let lines = tracing::span!(tracing::Level::WARN, "turn", session = empty, trace = empty);
-        if let Some(trace) = self.span.parent().trace_id() {
-            lines.record("trace", trace);
-        }
-        lines
+        self.lines.clone()
     }
 
-    /// Which session it is of. Called inside of its log lines' span.
+    /// Which session it is of.
     pub(crate) fn session(&mut self, session: Option<&SessionId>) {
         if let Some(session) = session {
-            tracing::Span::current().record("session", session.as_str());
+            self.lines.record("session", session.as_str());
             self.span.text("hawser.session", session);
         }
     }
@@ -247,7 +254,9 @@ impl TurnWatch {
     }
 
     fn count(&self, ended: Result<(), ErrorCode>) {
-        self.metrics.turns.add(outcome(ended), 1);
+        let outcome = outcome(ended);
+        tracing::debug!(parent: &self.lines, outcome = outcome.name(), "turn ended");
+        self.metrics.turns.add(outcome, 1);
         self.metrics.turn_time.time(self.clock.now().since(self.arrived));
     }
 }

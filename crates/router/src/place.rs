@@ -1,6 +1,7 @@
 //! Finding the group that takes a call: choose, ask, and go on as [`Attempts`] says.
 //!
-//! Nothing is recorded but the count of calls in flight: who owns the session afterwards is what the store says.
+//! Nothing is recorded but the count of calls in flight and the hold of a session without an owner, so that first turns
+//! that come at the same time go to the same group: who owns the session afterwards is what the store says.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,15 +12,17 @@ use hawser_common::group::Owner;
 use hawser_proto::Fault;
 use tracing::debug;
 
+use crate::affinity::HoldId;
 use crate::attempts::{Attempts, Limits, Next, Replay, SETTLE};
 use crate::deadline::Deadline;
 use crate::error::RouteError;
 use crate::fleet::InFlight;
 use crate::metrics::{Retry, RouterMetrics};
-use crate::view::{Target, View, Wanted};
+use crate::prefix::Prefix;
+use crate::view::{Target, View, Wanted, Went};
 
 /// How long a session that this router has not heard of may still be on its way from the store.
-const NEWS: Duration = Duration::from_millis(100);
+pub(crate) const NEWS: Duration = Duration::from_millis(100);
 
 /// Whom a call may go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,13 +39,39 @@ pub(crate) struct Call {
     pub(crate) session: Option<SessionKey>,
     /// Empty where any model will do.
     pub(crate) model: String,
+    /// How its conversation begins, for groups that have rows of it.
+    pub(crate) prefix: Option<Prefix>,
     pub(crate) to: To,
     pub(crate) replay: Replay,
     pub(crate) deadline: Deadline,
 }
 
+/// A session's hold of the group that a call was sent to, given back however the call ends.
+struct Hold<'a>(Option<(&'a View, &'a SessionKey, HoldId)>);
+
+impl<'a> Hold<'a> {
+    fn of(view: &'a View, call: &'a Call, target: &Target) -> Self {
+        let held = call.session.as_ref().zip(target.hold);
+        Self(held.map(|(session, hold)| (view, session, hold)))
+    }
+
+    fn settle(mut self, went: Went) {
+        if let Some((view, session, hold)) = self.0.take() {
+            view.settle(session, hold, went);
+        }
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        if let Some((view, session, hold)) = self.0.take() {
+            view.settle(session, hold, Went::GivenUp);
+        }
+    }
+}
+
 /// Places calls.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Placer {
     pub(crate) view: Arc<View>,
     pub(crate) clock: Clock,
@@ -85,16 +114,22 @@ impl Placer {
                 },
             };
             let in_flight = InFlight::enter(Arc::clone(&target.load));
+            let hold = Hold::of(&self.view, call, &target);
             let asked = self.clock.now();
             let answer = ask(target.clone()).await;
             asking += self.clock.now().since(asked);
             let fault = match answer {
                 Ok(taken) => {
+                    hold.settle(Went::Answered);
+                    if let Some(prefix) = call.prefix {
+                        self.view.sent(prefix, &target.owner.group);
+                    }
                     self.metrics.placed(self.clock.now().since(started).saturating_sub(asking));
                     return Ok((taken, target, in_flight));
                 }
                 Err(fault) => fault,
             };
+            hold.settle(Went::Refused);
             drop(in_flight);
             debug!(group = %target.owner.group, held = target.held, %fault, "not taken");
             if fault.origin == hawser_proto::fault::Origin::Connect {
@@ -120,8 +155,12 @@ impl Placer {
     }
 
     async fn choose(&self, call: &Call, attempts: &Attempts) -> Result<Target, RouteError> {
-        let wanted =
-            Wanted { session: call.session.as_ref(), model: &call.model, excluded: attempts.excluded() };
+        let wanted = Wanted {
+            session: call.session.as_ref(),
+            model: &call.model,
+            prefix: call.prefix,
+            excluded: attempts.excluded(),
+        };
         let (To::Owner, Some(session)) = (call.to, &call.session) else {
             return self.view.choose(wanted);
         };

@@ -1,4 +1,5 @@
-//! The store over gRPC, for workers and other routers in other processes.
+//! The store over gRPC, for workers and other routers in other processes. Where API keys are asked for, only operators
+//! may use it: whoever may claim sessions may take anybody's.
 
 use std::sync::Arc;
 use std::time::Duration;

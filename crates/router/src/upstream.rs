@@ -1,14 +1,16 @@
 //! Connections to the leaders: one channel per address, made on first use, kept while its group is registered.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, PoisonError};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hawser_common::ErrorCode;
 use hawser_common::group::GroupRecord;
-use hawser_proto::MAX_MESSAGE_BYTES;
+use hawser_common::keepalive::Keepalive;
 use hawser_proto::fault::{Fault, Origin};
 use hawser_proto::v1::worker_client::WorkerClient;
+use hawser_proto::{Dial, MAX_MESSAGE_BYTES};
 use tonic::transport::{Channel, Endpoint};
 
 /// Unread frames that one stream may hold before its worker has to wait. Small, so that a slow reader pauses itself
@@ -16,18 +18,45 @@ use tonic::transport::{Channel, Endpoint};
 const STREAM_WINDOW: u32 = 64 << 10;
 /// Unread frames that all streams of one connection may hold: a thousand slow readers.
 const CONNECTION_WINDOW: u32 = 64 << 20;
-const KEEPALIVE: Duration = Duration::from_secs(15);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A leader that is there and does nothing, such as one on a machine that hangs, is found in the sum of both: its clients
+/// must not wait longer than for one that died.
+pub(crate) const KEEPALIVE: Keepalive =
+    Keepalive { interval: Duration::from_millis(500), timeout: Duration::from_secs(2) };
+
+/// Makes a channel to an endpoint, which connects with its first call. A test may put a network of its own here.
+#[derive(Clone)]
+pub struct Reach(Arc<dyn Fn(&Endpoint) -> Channel + Send + Sync>);
+
+impl Reach {
+    /// Over TCP.
+    #[must_use]
+    pub fn tcp() -> Self {
+        Self::new(Endpoint::connect_lazy)
+    }
+
+    #[must_use]
+    pub fn new(reach: impl Fn(&Endpoint) -> Channel + Send + Sync + 'static) -> Self {
+        Self(Arc::new(reach))
+    }
+}
+
+impl fmt::Debug for Reach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Reach").finish()
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct Upstream {
     channels: Mutex<HashMap<String, Channel>>,
+    dial: Dial,
+    reach: Reach,
     connect_timeout: Duration,
 }
 
 impl Upstream {
-    pub(crate) fn new(connect_timeout: Duration) -> Self {
-        Self { channels: Mutex::default(), connect_timeout }
+    pub(crate) fn new(dial: Dial, reach: Reach, connect_timeout: Duration) -> Self {
+        Self { channels: Mutex::default(), dial, reach, connect_timeout }
     }
 
     /// A client of the leader at `address`. Connecting happens with the first call.
@@ -56,21 +85,17 @@ impl Upstream {
     }
 
     fn connect(&self, address: &str) -> Result<Channel, Fault> {
-        let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|error| Fault {
+        let endpoint = self.dial.endpoint(address).map_err(|error| Fault {
             code: ErrorCode::Unavailable,
-            message: format!("the group registered the address {address:?}, which is no URI: {error}"),
+            message: format!("the group registered an address that cannot be used: {error}"),
             owner: None,
             retry_after: None,
             origin: Origin::Connect,
         })?;
-        Ok(endpoint
+        let endpoint = endpoint
             .connect_timeout(self.connect_timeout)
-            .tcp_nodelay(true)
             .initial_stream_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW)
-            .http2_keep_alive_interval(KEEPALIVE)
-            .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-            .keep_alive_while_idle(true)
-            .connect_lazy())
+            .initial_connection_window_size(CONNECTION_WINDOW);
+        Ok((self.reach.0)(&endpoint))
     }
 }

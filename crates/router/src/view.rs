@@ -1,23 +1,25 @@
 //! What the router knows: the fleet and the owners, fed by the store's watch, behind one lock.
 //!
 //! The lock is held for one lookup or one update and never across an await. Nothing but the watch changes owners or
-//! groups.
+//! groups; calls leave holds, which are this router's own.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hawser_common::clock::{Clock, Tick};
 use hawser_common::group::{GroupRecord, Owner};
-use hawser_common::{GroupId, SessionKey};
+use hawser_common::{GroupId, SessionKey, TenantId};
 use hawser_placement::{Change, Event, Update};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use tokio::sync::watch;
+use tracing::warn;
 
-use crate::affinity::Affinity;
-use crate::balance;
+use crate::affinity::{Affinity, HoldId, Spent, Standing};
 use crate::error::RouteError;
 use crate::fleet::{Fleet, Load, Member};
+use crate::prefix::{Prefix, Prefixes};
+use crate::strategy::{Choice, Strategy};
 
 /// Where a call is sent.
 #[derive(Clone, Debug)]
@@ -27,6 +29,8 @@ pub(crate) struct Target {
     /// The store, or a worker that asked it, says that this group owns the session.
     pub(crate) held: bool,
     pub(crate) load: Arc<Load>,
+    /// The session's hold of the group, where this router chose it.
+    pub(crate) hold: Option<HoldId>,
 }
 
 impl Target {
@@ -36,8 +40,19 @@ impl Target {
             address: member.record.address.clone(),
             held,
             load: Arc::clone(&member.load),
+            hold: None,
         }
     }
+}
+
+/// What became of a turn that was sent to a group by choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Went {
+    /// The group's first frame is there.
+    Answered,
+    Refused,
+    /// The caller went before the group answered.
+    GivenUp,
 }
 
 /// What a call needs of a group.
@@ -46,6 +61,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) session: Option<&'a SessionKey>,
     /// Empty where any model will do.
     pub(crate) model: &'a str,
+    /// How its conversation begins.
+    pub(crate) prefix: Option<Prefix>,
     /// Groups that have refused the call.
     pub(crate) excluded: &'a [GroupId],
 }
@@ -63,33 +80,58 @@ pub(crate) struct View {
 struct Known {
     affinity: Affinity,
     fleet: Fleet,
+    prefixes: Prefixes,
     rng: StdRng,
     /// When the store was last heard.
     heard: Option<Tick>,
+    strategy: Strategy,
+    /// Choices made so far.
+    choices: u64,
+}
+
+/// What follows from updates, once the lock is given back.
+#[derive(Default)]
+struct News {
+    /// A group may have left.
+    left: bool,
+    /// Groups whose word cannot be gone by.
+    contradicting: Vec<GroupId>,
+    /// What had to make room. It may be large.
+    spent: Vec<Spent>,
 }
 
 impl Known {
-    /// Takes one change over, and says whether a group left.
-    fn event(&mut self, event: Event, now: Tick) -> bool {
+    fn event(&mut self, event: Event, now: Tick, news: &mut News) {
         match event {
-            Event::GroupChanged(record) => self.fleet.changed(record, now),
-            Event::GroupGone(group) => {
-                self.fleet.gone(&group);
-                self.affinity.group_gone(&group);
-                return true;
+            Event::GroupChanged(record) => {
+                let group = record.id.clone();
+                if self.fleet.changed(record, now) {
+                    news.contradicting.push(group);
+                }
             }
-            Event::Claimed(session, owner) => self.affinity.claimed(session, owner),
+            Event::GroupGone(group) => {
+                self.fleet.gone(&group, now);
+                self.affinity.group_gone(&group);
+                news.left = true;
+            }
+            Event::Claimed(session, owner) => news.spent.extend(self.affinity.claimed(session, owner)),
             Event::Released(session) => self.affinity.released(&session),
         }
-        false
     }
 }
 
 impl View {
     pub(crate) fn new(clock: Clock, max_sessions: usize, seed: u64) -> Self {
         let (affinity, fleet) = (Affinity::new(max_sessions), Fleet::default());
-        let known = Mutex::new(Known { affinity, fleet, rng: StdRng::seed_from_u64(seed), heard: None });
+        let (prefixes, rng) = (Prefixes::default(), StdRng::seed_from_u64(seed));
+        let (strategy, heard) = (Strategy::default(), None);
+        let known = Mutex::new(Known { affinity, fleet, prefixes, rng, heard, strategy, choices: 0 });
         Self { known, max_sessions, clock, updates: watch::Sender::new(0) }
+    }
+
+    /// Places calls without an owner in another way than usual.
+    pub(crate) fn place_by(&self, strategy: Strategy) {
+        self.lock().strategy = strategy;
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -100,37 +142,41 @@ impl View {
     /// Takes an update of the store over, and says whether a group may have left.
     pub(crate) fn apply(&self, update: Update) -> bool {
         let now = self.clock.now();
-        let left = match update.change {
+        let mut news = News::default();
+        match update.change {
             Change::Snapshot(snapshot) => {
-                // Built before the lock is taken: there may be a million claims.
+                // Built before the lock is taken, and the old one dropped after: there may be a million claims.
                 let affinity = Affinity::of(snapshot.claims, self.max_sessions);
                 let mut known = self.lock();
                 known.heard = Some(now);
                 known.fleet.replace(snapshot.groups, now);
-                let old = std::mem::replace(&mut known.affinity, affinity);
+                let old = known.affinity.replace(affinity);
                 drop(known);
                 drop(old);
-                true
+                news.left = true;
             }
             Change::Events(events) => {
                 let mut known = self.lock();
                 known.heard = Some(now);
                 // Every event is taken over, whatever the ones before it said.
-                let mut left = false;
                 for event in events {
-                    left |= known.event(event, now);
+                    known.event(event, now, &mut news);
                 }
-                left
             }
-        };
+        }
+        for group in &news.contradicting {
+            warn!(%group, "reports that nothing runs while calls run there; it is judged by this router's own counts");
+        }
         self.updates.send_modify(|updates| *updates += 1);
-        left
+        news.left
     }
 
-    /// The owner of the session if it has one, else a group that may take it.
+    /// The owner of the session if it has one, else the group that its other first turns went to, else one that may
+    /// take it, held for the session until the caller says how it went.
     pub(crate) fn choose(&self, wanted: Wanted<'_>) -> Result<Target, RouteError> {
+        let now = self.clock.now();
         let mut known = self.lock();
-        let Known { affinity, fleet, rng, .. } = &mut *known;
+        let Known { affinity, fleet, prefixes, rng, strategy, choices, .. } = &mut *known;
         if fleet.is_empty() {
             return Err(RouteError::NoGroups);
         }
@@ -138,28 +184,64 @@ impl View {
             let known = fleet.models().join(", ");
             return Err(RouteError::UnknownModel { name: wanted.model.to_owned(), known });
         }
-        if let Some(session) = wanted.session
-            && let Some(owner) = affinity.owner(session)
-            && let Some(member) = fleet.member(&owner.group)
-        {
-            if !wanted.model.is_empty() && member.record.model != wanted.model {
-                let (held, asked) = (member.record.model.clone(), wanted.model.to_owned());
-                return Err(RouteError::WrongModel { session: session.session.clone(), held, asked });
-            }
-            return Ok(Target { owner: owner.clone(), ..Target::of(member, true) });
-        }
-        if wanted.model.is_empty() && fleet.models().len() > 1 {
-            return Err(RouteError::WhichModel { known: fleet.models().join(", ") });
-        }
         let may = |member: &&Member| {
             let record = &member.record;
             let serves = wanted.model.is_empty() || record.model == wanted.model;
             serves && !record.draining && !wanted.excluded.contains(&record.id)
         };
-        let candidates = fleet.members().filter(may).collect();
-        match balance::choose(candidates, self.clock.now(), rng) {
-            Some(member) => Ok(Target::of(member, false)),
-            None => Err(RouteError::NoneLeft { tried: wanted.excluded.len() }),
+        let mut held = None;
+        if let Some(session) = wanted.session {
+            match affinity.standing(session, now) {
+                Standing::Leased(owner) => {
+                    if let Some(member) = fleet.member(&owner.group) {
+                        if !wanted.model.is_empty() && member.record.model != wanted.model {
+                            let (held, asked) = (member.record.model.clone(), wanted.model.to_owned());
+                            let session = session.session.clone();
+                            return Err(RouteError::WrongModel { session, held, asked });
+                        }
+                        return Ok(Target { owner: Owner::clone(owner), ..Target::of(member, true) });
+                    }
+                }
+                Standing::Held(group) => held = fleet.member(group).filter(may),
+                Standing::Unknown => {}
+            }
+        }
+        if wanted.model.is_empty() && fleet.models().len() > 1 {
+            return Err(RouteError::WhichModel { known: fleet.models().join(", ") });
+        }
+        let is_new = held.is_none();
+        let member = held.or_else(|| {
+            let near = wanted.prefix.map_or(&[][..], |prefix| prefixes.groups(prefix));
+            let turn = std::mem::replace(choices, choices.wrapping_add(1));
+            let candidates = fleet.members().filter(may).collect();
+            strategy.choose(Choice { candidates, near, session: wanted.session, turn, now }, rng)
+        });
+        let Some(member) = member else {
+            return Err(RouteError::NoneLeft { tried: wanted.excluded.len() });
+        };
+        let mut target = Target::of(member, false);
+        if let Some(session) = wanted.session {
+            target.hold = affinity.hold(session, &target.owner.group);
+            if is_new {
+                fleet.placed(&target.owner.group);
+            }
+        }
+        Ok(target)
+    }
+
+    /// A group took a call that begins so.
+    pub(crate) fn sent(&self, prefix: Prefix, group: &GroupId) {
+        self.lock().prefixes.sent(prefix, group);
+    }
+
+    /// How the turn went for which a group was held.
+    pub(crate) fn settle(&self, session: &SessionKey, hold: HoldId, went: Went) {
+        let now = self.clock.now();
+        let mut known = self.lock();
+        match went {
+            Went::Answered => known.affinity.commit(session, hold, now),
+            Went::Refused => known.affinity.refuse(session, hold),
+            Went::GivenUp => known.affinity.give_up(session, hold),
         }
     }
 
@@ -172,7 +254,19 @@ impl View {
     }
 
     pub(crate) fn owner(&self, session: &SessionKey) -> Option<Owner> {
-        self.lock().affinity.owner(session).cloned()
+        self.lock().affinity.owner(session).map(|owner| Owner::clone(owner))
+    }
+
+    /// The model that the session's owner serves.
+    pub(crate) fn model_of(&self, session: &SessionKey) -> Option<String> {
+        let known = self.lock();
+        let owner = known.affinity.owner(session)?;
+        Some(known.fleet.member(&owner.group)?.record.model.clone())
+    }
+
+    /// Sessions of a tenant, as far as they are remembered.
+    pub(crate) fn sessions_of(&self, tenant: &TenantId) -> u64 {
+        self.lock().affinity.sessions_of(tenant)
     }
 
     pub(crate) fn shun(&self, group: &GroupId) {
@@ -182,6 +276,13 @@ impl View {
     /// Every group, by id.
     pub(crate) fn groups(&self) -> Vec<GroupRecord> {
         let mut records: Vec<_> = self.lock().fleet.members().map(|member| member.record.clone()).collect();
+        records.sort_by(|a, b| a.id.cmp(&b.id));
+        records
+    }
+
+    /// Groups that left in the last minutes, by id.
+    pub(crate) fn departed(&self) -> Vec<GroupRecord> {
+        let mut records: Vec<_> = self.lock().fleet.departed(self.clock.now()).cloned().collect();
         records.sort_by(|a, b| a.id.cmp(&b.id));
         records
     }

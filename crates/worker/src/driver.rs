@@ -54,10 +54,10 @@ pub fn spawn_observed(
     let (commands, inbox) = std::sync::mpsc::sync_channel(options.queue);
     let driver = Driver::new(formation, &options, clock, inbox)?.observed_by(metrics);
     let (capacity, latest) = watch::channel(driver.capacity());
-    let is_up = driver.is_up();
+    let (is_up, report) = (driver.is_up(), driver.report());
     let thread = std::thread::Builder::new()
         .name("hawser-driver".to_owned())
         .spawn(move || driver.run(&capacity))
         .map_err(DriverError::Thread)?;
-    Ok((DriverHandle::new(commands, latest, is_up), thread))
+    Ok((DriverHandle::new(commands, latest, (is_up, report)), thread))
 }

@@ -14,10 +14,12 @@ mod remote_store;
 pub mod scheduler;
 mod server;
 pub mod session;
+pub mod simulated;
 pub mod turn;
 
 pub use lifecycle::{FollowerError, follow_leader, follow_leader_observed};
 pub use lifecycle::{LoadError, LoadReport, StartError, Worker, WorkerHandle};
 pub use metrics::{METRICS, Moved, WorkerMetrics};
-pub use options::{InvalidOptions, KvType, WorkerOptions};
-pub use remote_store::RemoteStore;
+pub use options::{CollectiveKind, EngineKind, InvalidOptions, KvType, WorkerOptions};
+pub use remote_store::{InvalidStore, RemoteStore};
+pub use simulated::SimulatedOptions;

@@ -14,7 +14,7 @@ use hawser_common::tasks::Tasks;
 use hawser_common::telemetry::Telemetry;
 use hawser_common::{Coded, Epoch, ErrorCode, GroupId};
 use hawser_placement::{PlacementMetrics, Registration, RegistrationHandle, Store, StoreError};
-use hawser_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES, v1};
+use hawser_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES, TlsError, transport, v1};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -36,8 +36,6 @@ use crate::session::{Sessions, SessionsOptions};
 
 /// How often idle sessions are looked at.
 const SWEEP_PERIOD: Duration = Duration::from_secs(10);
-/// A connection that carries nothing is asked for a sign of life this often.
-const KEEPALIVE: Duration = Duration::from_secs(20);
 
 /// Why a group did not start.
 #[derive(Debug, Error)]
@@ -48,6 +46,8 @@ pub enum StartError {
     Load(#[from] LoadError),
     #[error("cannot listen on {address}: {source}; is another process using the port?")]
     Listen { address: SocketAddr, source: std::io::Error },
+    #[error("worker.tls: {0}")]
+    Tls(#[from] TlsError),
     #[error("cannot register the group: {0}")]
     Register(#[from] StoreError),
     #[error(transparent)]
@@ -60,6 +60,7 @@ impl Coded for StartError {
     fn code(&self) -> ErrorCode {
         match self {
             Self::Options(error) => error.code(),
+            Self::Tls(error) => error.code(),
             Self::Load(error) => error.code(),
             Self::Listen { .. } => ErrorCode::Unavailable,
             Self::Register(error) => error.code(),
@@ -97,6 +98,7 @@ impl Worker {
         telemetry: &Telemetry,
     ) -> Result<WorkerHandle, StartError> {
         options.validate()?;
+        let server = transport::server(&options.tls, options.keepalive)?;
         // The port first: loading a model only to find it taken would be a waste.
         let listener = TcpListener::bind(options.listen)
             .await
@@ -107,7 +109,7 @@ impl Worker {
         let loaded = tokio::task::spawn_blocking(move || load(&loading, &timer, &tracer))
             .await
             .map_err(|error| StartError::Server(error.to_string()))??;
-        Self::serve(options, loaded, store, (clock, telemetry), listener).await
+        Self::serve(options, loaded, store, (clock, telemetry), (listener, server)).await
     }
 
     async fn serve(
@@ -115,7 +117,7 @@ impl Worker {
         loaded: Loaded,
         store: Arc<dyn Store>,
         (clock, telemetry): (Clock, &Telemetry),
-        (address, listener): (SocketAddr, TcpListener),
+        ((address, listener), server): ((SocketAddr, TcpListener), Server),
     ) -> Result<WorkerHandle, StartError> {
         let group = GroupId::parse(&options.group).map_err(InvalidOptions::from)?;
         let tasks = Tasks::new();
@@ -164,7 +166,7 @@ impl Worker {
         tasks.spawn(follow_group(Arc::clone(&shared), tasks.stopping()));
         let services =
             (WorkerService::new(Arc::clone(&shared), model), HandoverService::new(Arc::clone(&shared)));
-        spawn_server(&tasks, services, &registration, listener)?;
+        spawn_server(&tasks, services, &registration, (listener, server))?;
         Ok(WorkerHandle { address, shared, tasks, thread: Some(thread), report })
     }
 }
@@ -184,8 +186,12 @@ fn record(
     address: SocketAddr,
     driver: &DriverHandle,
 ) -> GroupRecord {
-    let advertise =
-        if options.advertise.is_empty() { format!("http://{address}") } else { options.advertise.clone() };
+    let scheme = if options.tls.is_on() { "https" } else { "http" };
+    let advertise = if options.advertise.is_empty() {
+        format!("{scheme}://{address}")
+    } else {
+        options.advertise.clone()
+    };
     GroupRecord {
         id: group.clone(),
         model: model.name.clone(),
@@ -201,7 +207,7 @@ fn spawn_server(
     tasks: &Tasks,
     (service, handover): (WorkerService, HandoverService),
     registration: &RegistrationHandle,
-    listener: TcpListener,
+    (listener, mut server): (TcpListener, Server),
 ) -> Result<(), StartError> {
     let (health, health_service) = tonic_health::server::health_reporter();
     tasks.spawn(report_health(registration.clone(), service.clock(), health, tasks.stopping()));
@@ -216,12 +222,8 @@ fn spawn_server(
     let handover = v1::handover_server::HandoverServer::new(handover)
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let server = Server::builder()
-        .http2_keepalive_interval(Some(KEEPALIVE))
-        .add_service(health_service)
-        .add_service(reflection)
-        .add_service(service)
-        .add_service(handover);
+    let server =
+        server.add_service(health_service).add_service(reflection).add_service(service).add_service(handover);
     let stopping = tasks.stopping();
     tasks.spawn(async move {
         let incoming = TcpListenerStream::new(listener);
@@ -267,7 +269,11 @@ async fn follow_group(shared: Arc<Shared>, stopping: CancellationToken) {
         // Cancel-safe: `changed` only waits, and the latest value is read after it.
         tokio::select! {
             () = stopping.cancelled() => return,
-            changed = is_up.changed() => if changed.is_err() { return },
+            changed = is_up.changed() => if changed.is_err() {
+                // The driver has ended without being told to: nothing can be served here.
+                shared.registration.suspend(true);
+                return;
+            },
         }
     }
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use hawser_common::clock::{Clock, Tick};
 use hawser_common::group::{Capacity, Owner};
 use hawser_common::telemetry::{
-    Counter, CounterBy, Gauge, GaugeBy, Histogram, LONG_S, Meter, Metric, Outcome, SHORT_S, Span, SpanKind,
-    Telemetry, TraceParent,
+    Counter, CounterBy, Gauge, GaugeBy, Histogram, LONG_S, Label as _, Meter, Metric, Outcome, SHORT_S, Span,
+    SpanKind, Telemetry, TraceParent,
 };
 use hawser_common::{ErrorCode, SessionId, label};
 
@@ -258,6 +258,22 @@ impl WorkerMetrics {
     }
 }
 
+fn lines(parent: &TraceParent) -> tracing::Span {
+    let empty = tracing::field::Empty;
+    let lines = tracing::span!(
+        tracing::Level::WARN,
+        "turn",
+        session = empty,
+        group = empty,
+        epoch = empty,
+        trace = empty
+    );
+    if let Some(trace) = parent.trace_id() {
+        lines.record("trace", trace);
+    }
+    lines
+}
+
 /// One turn under watch at its leader, from its arrival to its last frame. Counted once, however it ends; one that
 /// nobody ended was given up by its reader.
 #[derive(Debug)]
@@ -266,6 +282,8 @@ pub(crate) struct TurnWatch {
     clock: Clock,
     arrived: Tick,
     span: Span,
+    /// Log lines of this turn stand in it.
+    lines: tracing::Span,
     is_ended: bool,
 }
 
@@ -279,7 +297,8 @@ impl TurnWatch {
     ) -> Self {
         let arrived = clock.now();
         let span = telemetry.tracer.span("hawser.turn", SpanKind::Server, parent, clock.wall(arrived));
-        Self { metrics: metrics.clone(), clock: clock.clone(), arrived, span, is_ended: false }
+        let lines = lines(span.parent());
+        Self { metrics: metrics.clone(), clock: clock.clone(), arrived, span, lines, is_ended: false }
     }
 
     /// What spans of ranks hang under.
@@ -289,24 +308,12 @@ impl TurnWatch {
 
     /// The span that log lines of this turn stand in.
     pub(crate) fn lines(&self) -> tracing::Span {
-        let empty = tracing::field::Empty;
-        let lines = tracing::span!(
-            tracing::Level::WARN,
-            "turn",
-            session = empty,
-            group = empty,
-            epoch = empty,
-            trace = empty
-        );
-        if let Some(trace) = self.span.parent().trace_id() {
-            lines.record("trace", trace);
-        }
-        lines
+        self.lines.clone()
     }
 
-    /// What it is about. Called inside of its log lines' span.
+    /// What it is about.
     pub(crate) fn about(&mut self, session: Option<&SessionId>, owner: &Owner) {
-        let lines = tracing::Span::current();
+        let lines = &self.lines;
         if let Some(session) = session {
             lines.record("session", session.as_str());
             self.span.text("hawser.session", session);
@@ -337,6 +344,7 @@ impl TurnWatch {
 
     fn end(&mut self, outcome: Outcome) {
         if !std::mem::replace(&mut self.is_ended, true) {
+            tracing::debug!(parent: &self.lines, outcome = outcome.name(), "turn ended");
             self.metrics.turns.add(outcome, 1);
             self.metrics.turn_time.time(self.clock.now().since(self.arrived));
         }

@@ -5,9 +5,12 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use hawser_common::retention::{InvalidRetention, Retention};
-use hawser_common::{Coded, ErrorCode, GroupId};
+use hawser_common::tls::{InvalidTls, ServerTls};
+use hawser_common::{Coded, ErrorCode, GroupId, Keepalive};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+use crate::simulated::SimulatedOptions;
 
 /// How KV rows are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,19 +33,43 @@ impl KvType {
     }
 }
 
+/// What computes a group's steps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineKind {
+    /// The checkpoint of `model`.
+    #[default]
+    Model,
+    /// No model at all: steps take the time that `simulated` says, and tokens are a hash of those before.
+    Simulated,
+}
+
+/// Over what the ranks of a group of processes add up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CollectiveKind {
+    /// What suits the place of the rows: TCP, as long as they are in the memory of the host.
+    Auto,
+    Tcp,
+    /// NCCL, for ranks that have a GPU each. The build needs the feature `cuda`.
+    Nccl,
+}
+
 /// One worker group. Read once, validated before anything is opened.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkerOptions {
     /// Name of the group in the cluster: `[A-Za-z0-9._:-]`.
     pub group: String,
+    /// What computes.
+    pub engine: EngineKind,
     /// A `.gguf` file, or a directory with `config.json` and safetensors.
     pub model: PathBuf,
     /// Name that requests use; empty: the checkpoint's own.
     pub model_name: String,
     /// Where the leader listens; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// URI that routers use; empty: `http://` and the listening address.
+    /// URI that routers use; empty: the listening address, with `https://` where the leader has a certificate.
     pub advertise: String,
     /// CPU threads of a step; 0: all cores.
     pub threads: usize,
@@ -63,6 +90,10 @@ pub struct WorkerOptions {
     pub rank: usize,
     /// Where the ranks of a group of processes meet, `host:port`: the leader listens there.
     pub rendezvous: String,
+    /// Over what the ranks of a group of processes add up; the leader's choice counts. Commands always go over TCP.
+    pub collective: CollectiveKind,
+    /// With NCCL: this process's GPU, among those that CUDA shows to it.
+    pub gpu: usize,
     /// Longest that a rank waits for another before the group is given up and formed again.
     pub rank_timeout_ms: u64,
     /// How KV rows are stored.
@@ -98,12 +129,20 @@ pub struct WorkerOptions {
     pub move_timeout_ms: u64,
     /// What sessions keep that choose nothing themselves.
     pub retention: Retention,
+    /// What the leader shows to routers.
+    pub tls: ServerTls,
+    /// Of the connections from routers. Not a key: every hop has the same.
+    #[serde(skip)]
+    pub keepalive: Keepalive,
+    /// Times and answers of the simulated engine.
+    pub simulated: SimulatedOptions,
 }
 
 impl Default for WorkerOptions {
     fn default() -> Self {
         Self {
             group: "group-0".to_owned(),
+            engine: EngineKind::Model,
             model: PathBuf::new(),
             model_name: String::new(),
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -116,6 +155,8 @@ impl Default for WorkerOptions {
             world: 1,
             rank: 0,
             rendezvous: String::new(),
+            collective: CollectiveKind::Auto,
+            gpu: 0,
             rank_timeout_ms: 2_000,
             archive_memory_mib: 256,
             kv_type: KvType::F16,
@@ -134,6 +175,9 @@ impl Default for WorkerOptions {
             max_moves: 4,
             move_timeout_ms: 10_000,
             retention: Retention::default(),
+            tls: ServerTls::default(),
+            keepalive: Keepalive::default(),
+            simulated: SimulatedOptions::default(),
         }
     }
 }
@@ -147,8 +191,12 @@ pub enum InvalidOptions {
     Group(#[from] hawser_common::ids::InvalidId),
     #[error(transparent)]
     Retention(#[from] InvalidRetention),
+    #[error("tls: {0}")]
+    Tls(#[from] InvalidTls),
     #[error("{key} is {found}; allowed is {allowed}")]
     Value { key: &'static str, found: u64, allowed: &'static str },
+    #[error("simulated.time_scale is {found}; allowed is 0 to 1000")]
+    TimeScale { found: f64 },
 }
 
 impl Coded for InvalidOptions {
@@ -161,7 +209,8 @@ impl WorkerOptions {
     /// # Errors
     /// [`InvalidOptions`] names the first key out of its bounds.
     pub fn validate(&self) -> Result<(), InvalidOptions> {
-        if self.model.as_os_str().is_empty() {
+        let simulated = self.engine == EngineKind::Simulated;
+        if self.model.as_os_str().is_empty() && !simulated {
             return Err(InvalidOptions::NoModel);
         }
         GroupId::parse(&self.group)?;
@@ -178,8 +227,13 @@ impl WorkerOptions {
         check("world", self.world, (1..=64).contains(&self.world), "1 to 64")?;
         check("rank", self.rank, self.rank < self.world, "below world")?;
         check("tp", self.tp, self.world == 1 || self.tp == 1, "1 where the group has several processes")?;
+        let one_rank = !simulated || self.tp.max(self.world) == 1;
+        check("tp", self.tp.max(self.world), one_rank, "1 with the simulated engine, as is world")?;
         let meets = self.world == 1 || !self.rendezvous.is_empty();
         check("world", self.world, meets, "1, or more with worker.rendezvous set")?;
+        let joins = self.collective != CollectiveKind::Nccl || self.world > 1;
+        check("world", self.world, joins, "2 or more where worker.collective is nccl")?;
+        check("gpu", self.gpu, self.gpu < 1_024, "0 to 1023")?;
         let patience = usize::try_from(self.rank_timeout_ms).unwrap_or(usize::MAX);
         check("rank_timeout_ms", patience, (1_000..=600_000).contains(&patience), "1000 to 600000")?;
         check("step_tokens", self.step_tokens, (1..=65_536).contains(&self.step_tokens), "1 to 65536")?;
@@ -193,7 +247,9 @@ impl WorkerOptions {
         check("max_moves", self.max_moves, (1..=64).contains(&self.max_moves), "1 to 64")?;
         let patience = usize::try_from(self.move_timeout_ms).unwrap_or(usize::MAX);
         check("move_timeout_ms", patience, (100..=600_000).contains(&patience), "100 to 600000")?;
-        Ok(self.retention.validate()?)
+        self.tls.validate()?;
+        self.retention.validate()?;
+        self.simulated.validate()
     }
 
     /// Threads of a step.

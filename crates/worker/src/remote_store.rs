@@ -9,57 +9,67 @@ use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::unfold;
 use hawser_common::group::{Capacity, GroupRecord, Owner};
-use hawser_common::{Coded, Epoch, ErrorCode, GroupId, SessionKey};
+use hawser_common::tls::ClientTls;
+use hawser_common::{Coded, Epoch, ErrorCode, GroupId, Keepalive, Secret, SessionKey};
 use hawser_placement::{
     Change, ClaimOutcome, Event, Lease, LeaseId, Snapshot, Store, StoreError, StoreFuture, Update, Watch,
 };
+use hawser_proto::bearer::InvalidKey;
 use hawser_proto::v1::store_client::StoreClient;
-use hawser_proto::{MAX_MESSAGE_BYTES, convert, fault, v1};
+use hawser_proto::{Bearer, Dial, DialError, MAX_MESSAGE_BYTES, TlsError, convert, fault, v1};
 use thiserror::Error;
-use tonic::transport::{Channel, Endpoint};
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 const CALL_LIMIT: Duration = Duration::from_secs(5);
-const KEEPALIVE: Duration = Duration::from_secs(5);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most events of one update that comes in several messages: a million sessions and ten thousand groups.
 const MAX_EVENTS: usize = 1_100_000;
 
-/// The address of the store is no address.
+/// A store that cannot be connected to as it is configured.
 #[derive(Debug, Error)]
-#[error("the store address {address:?} is wrong ({source}); give a URI such as http://127.0.0.1:7341")]
-pub struct InvalidAddress {
-    pub address: String,
-    source: tonic::transport::Error,
+pub enum InvalidStore {
+    #[error("the address of the store is wrong: {0}")]
+    Address(#[from] DialError),
+    #[error("tls: {0}")]
+    Tls(#[from] TlsError),
+    #[error(transparent)]
+    Key(#[from] InvalidKey),
 }
 
-impl Coded for InvalidAddress {
+impl Coded for InvalidStore {
     fn code(&self) -> ErrorCode {
         ErrorCode::Invalid
     }
 }
 
+type Client = StoreClient<InterceptedService<Channel, Bearer>>;
+
 /// A store that a router serves.
 #[derive(Clone, Debug)]
 pub struct RemoteStore {
-    client: StoreClient<Channel>,
+    client: Client,
 }
 
 impl RemoteStore {
-    /// A store at `address`, such as `http://127.0.0.1:7341`. Does not connect yet; needs a tokio runtime.
+    /// A store at `address`, such as `http://127.0.0.1:7341`, in plain text and without a key.
     ///
     /// # Errors
-    /// [`InvalidAddress`].
-    pub fn new(address: &str) -> Result<Self, InvalidAddress> {
-        let endpoint = Endpoint::from_shared(address.to_owned())
-            .map_err(|source| InvalidAddress { address: address.to_owned(), source })?
-            .connect_timeout(CONNECT_LIMIT)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(KEEPALIVE)
-            .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-            .keep_alive_while_idle(true);
-        let client = StoreClient::new(endpoint.connect_lazy())
+    /// [`InvalidStore`].
+    pub fn new(address: &str) -> Result<Self, InvalidStore> {
+        Self::secured(address, &ClientTls::default(), None)
+    }
+
+    /// A store at `address`, with the certificates that `tls` names, and with the key of an operator where the router
+    /// asks for keys. Does not connect yet; needs a tokio runtime.
+    ///
+    /// # Errors
+    /// [`InvalidStore`].
+    pub fn secured(address: &str, tls: &ClientTls, key: Option<&Secret>) -> Result<Self, InvalidStore> {
+        let (dial, key) = (Dial::new(tls, Keepalive::default())?, Bearer::new(key)?);
+        let channel = dial.endpoint(address)?.connect_timeout(CONNECT_LIMIT).connect_lazy();
+        let client = StoreClient::with_interceptor(channel, key)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         Ok(Self { client })
@@ -70,9 +80,7 @@ impl RemoteStore {
     where
         T: Send + 'static,
         R: Send + 'static,
-        F: FnOnce(StoreClient<Channel>, Request<T>) -> BoxFuture<'static, Result<Response<R>, Status>>
-            + Send
-            + 'static,
+        F: FnOnce(Client, Request<T>) -> BoxFuture<'static, Result<Response<R>, Status>> + Send + 'static,
     {
         let client = self.client.clone();
         Box::pin(async move {

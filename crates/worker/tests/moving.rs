@@ -165,7 +165,8 @@ fn e23_foreign_snapshots_are_refused_and_say_why() {
 fn e23_a_state_that_contradicts_itself_is_refused() {
     let sound = session(30, 28).state.unwrap();
     assert_eq!(sound.check(VOCABULARY), Ok(()));
-    let wrong: [(&str, fn(&mut SessionState)); 7] = [
+    type Damage = fn(&mut SessionState);
+    let wrong: [(&str, Damage); 7] = [
         ("live past the end", |state| state.live.push(Position(28))),
         ("live out of order", |state| state.live.swap(2, 3)),
         ("dead without a record", |state| {

@@ -139,6 +139,7 @@ impl Harness {
             session: session.map(key),
             namespace: TenantId::single(),
             prompt: prompt.clone(),
+            begun: Vec::new(),
             max_new,
             deadline: None,
             keep: keep.clone(),

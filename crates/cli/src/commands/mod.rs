@@ -1,6 +1,8 @@
 //! The subcommands: one module each, with its options and what it does.
 
 pub mod bench;
+mod bench_cluster;
+mod bench_ranks;
 mod bench_retention;
 pub mod chat;
 pub mod config;
@@ -8,6 +10,7 @@ pub mod demo;
 pub mod eval;
 pub mod generate;
 pub mod inspect;
+pub mod key;
 mod placing;
 pub mod pull;
 pub mod router;
@@ -46,6 +49,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Pull(options) => pull::run(&global, &options),
         Command::Bench(options) => bench::run(&global, &options),
         Command::Eval(options) => eval::run(&global, &options),
+        Command::Key(options) => key::run(&options),
         Command::Config(options) => config::run(&global, &options),
     }
 }
@@ -67,5 +71,5 @@ async fn connect(global: &Global, server: Option<&str>) -> anyhow::Result<Client
     let mut flags = Overrides::default();
     flags.set("server", server);
     let config = Config::load(global, flags)?;
-    Ok(Client::connect(&config.server).await?)
+    Ok(config.connect().await?)
 }

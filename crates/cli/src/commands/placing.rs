@@ -46,9 +46,9 @@ pub async fn of_worker(config: &Config) -> anyhow::Result<(Arc<dyn Store>, Optio
         }
         StoreKind::Embedded => {
             let advice = "cannot join a router; start one with `hawser router`, or name it with --router";
-            let router = Client::connect(&config.server).await.context(advice)?;
-            let store = Arc::new(RemoteStore::new(router.uri()).context(advice)?);
-            Ok((store, Some(router)))
+            let router = config.connect().await.context(advice)?;
+            let store = RemoteStore::secured(router.uri(), &config.tls, config.api_key.as_ref());
+            Ok((Arc::new(store.context(advice)?), Some(router)))
         }
     }
 }

@@ -11,7 +11,7 @@ use hawser_placement::EmbeddedOptions;
 use hawser_router::Router;
 
 use super::placing::{self, Placement};
-use super::serving::{announce_stop, flush, observe, stop_signal};
+use super::serving::{announce_stop, flush, observe, scheme, stop_signal};
 use crate::args::Global;
 use crate::config::{Config, Overrides, StoreKind};
 use crate::console::line;
@@ -55,9 +55,10 @@ async fn serve(config: &Config, telemetry: &Telemetry) -> anyhow::Result<()> {
         placing::of_router(config, &clock, &tasks, EmbeddedOptions::served())?;
     let router = Router::start_observed(&config.router, store, embedded, clock, telemetry)
         .context("cannot start the router")?;
-    line(format!("router listens on http://{}", router.addr()));
+    let uri = format!("{}://{}", scheme(&config.router.tls), router.addr());
+    line(format!("router listens on {uri}"));
     let joins = match config.store {
-        StoreKind::Embedded => format!("--router http://{}", router.addr()),
+        StoreKind::Embedded => format!("--router {uri}"),
         StoreKind::Etcd => format!("--etcd {}", config.etcd.endpoints.join(",")),
     };
     line(format!("add groups with: hawser worker {joins} --group NAME"));

@@ -1,11 +1,12 @@
 //! What the serving commands share: signals, thread counts, and how a started part is announced.
 
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
 use hawser_common::telemetry;
+use hawser_common::tls::ServerTls;
 use hawser_telemetry::Pipeline;
+use hawser_worker::{EngineKind, WorkerOptions};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::Global;
@@ -64,8 +65,17 @@ pub async fn unless_stopped<T>(start: impl Future<Output = anyhow::Result<T>>) -
     }
 }
 
-pub fn announce_loading(model: &Path, groups: usize) {
+/// How the URI of a server with these certificates begins.
+pub fn scheme(tls: &ServerTls) -> &'static str {
+    if tls.is_on() { "https" } else { "http" }
+}
+
+pub fn announce_loading(worker: &WorkerOptions, groups: usize) {
     let into = if groups == 1 { String::new() } else { format!(" into {}", counted(groups as u64, "group")) };
+    if worker.engine == EngineKind::Simulated {
+        return line(format!("simulating a model{into}: answers are made up"));
+    }
+    let model = &worker.model;
     line(format!("loading {} ({}){into} …", model.display(), bytes(models::size(model))));
 }
 

@@ -1,9 +1,15 @@
-//! `hawser status`: groups, sessions and pools.
+//! `hawser status`: groups, their ranks, sessions and pools.
+
+mod ranks;
 
 use std::time::Duration;
 
-use hawser_client::wire;
+use futures_util::{StreamExt as _, stream};
+use hawser_client::{Client, ErrorCode, wire};
+use hawser_common::Coded as _;
 use serde::Serialize;
+
+use self::ranks::{State, ranks_table};
 
 use crate::args::Global;
 use crate::console::{count, line, time};
@@ -14,8 +20,16 @@ Examples:
   hawser status
   hawser status --server http://router:7070
   hawser status --json | jq '.groups[] | {id, slots_free}'
+  hawser status --json | jq '.groups[].state.ranks[] | {rank, health, step}'
 
-Slots hold the KV rows of one token each. FREE are on the free list; IDLE are held by sessions between turns.";
+Slots hold the KV rows of one token each. FREE are on the free list; IDLE are held by sessions between turns.
+Groups of several ranks are shown rank by rank: up, slow (others wait for it), missing (it has not joined) or gone.
+A group that has left the cluster stays listed for ten minutes.";
+
+/// Leaders asked at the same time.
+const FAN_OUT: usize = 16;
+/// Groups whose ranks are asked for.
+const MAX_ASKED: usize = 256;
 
 /// Show groups, sessions and what is left of the pools.
 #[derive(Clone, Debug, clap::Args)]
@@ -34,7 +48,8 @@ pub struct Options {
 
 #[derive(Debug, Serialize)]
 struct Status {
-    groups: Vec<Group>,
+    /// Not set where the API key is not an operator's.
+    groups: Option<Vec<Group>>,
     sessions: Vec<Session>,
     /// There are more sessions than these.
     sessions_truncated: bool,
@@ -47,6 +62,10 @@ struct Group {
     address: String,
     epoch: u64,
     draining: bool,
+    /// It has left the cluster and serves nothing; its numbers are the last it published.
+    departed: bool,
+    /// How its ranks are; null where its leader does not answer.
+    state: Option<State>,
     slots_total: u64,
     slots_free: u64,
     slots_idle: u64,
@@ -69,10 +88,17 @@ struct Session {
 
 pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     let client = super::connect(global, options.server.as_deref()).await?;
-    let groups = client.list_groups().await?;
+    let groups = match client.list_groups_and_departed().await {
+        Ok(groups) => {
+            let states = states(&client, &groups).await;
+            Some(groups.into_iter().zip(states).map(|(wire, state)| group(wire, state)).collect())
+        }
+        Err(error) if error.code() == ErrorCode::Forbidden => None,
+        Err(error) => return Err(error.into()),
+    };
     let sessions = client.list_sessions(options.sessions.max(1)).await?;
     let status = Status {
-        groups: groups.into_iter().map(group).collect(),
+        groups,
         sessions: sessions.sessions.into_iter().map(session).collect(),
         sessions_truncated: sessions.truncated,
     };
@@ -84,7 +110,19 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn group(wire: wire::Group) -> Group {
+/// What each group's leader says of its ranks.
+async fn states(client: &Client, groups: &[wire::Group]) -> Vec<Option<State>> {
+    let ask = |group: &wire::Group| {
+        let (client, id) = (client.clone(), group.id.clone());
+        async move { client.describe_group(&id).await.ok().and_then(|described| described.state).map(State::of) }
+    };
+    let asked: Vec<_> = groups.iter().take(MAX_ASKED).map(ask).collect();
+    let mut states: Vec<_> = stream::iter(asked).buffered(FAN_OUT).collect().await;
+    states.resize_with(groups.len(), || None);
+    states
+}
+
+fn group(wire: wire::Group, state: Option<State>) -> Group {
     let capacity = wire.capacity.unwrap_or_default();
     Group {
         id: wire.id,
@@ -92,6 +130,8 @@ fn group(wire: wire::Group) -> Group {
         address: wire.address,
         epoch: wire.epoch,
         draining: wire.draining,
+        departed: wire.departed,
+        state,
         slots_total: capacity.slots_total,
         slots_free: capacity.slots_free,
         slots_idle: capacity.slots_idle,
@@ -115,10 +155,22 @@ fn session(wire: wire::SessionInfo) -> Session {
 }
 
 fn text(status: &Status) -> String {
-    if status.groups.is_empty() {
-        return "no worker group is registered; start one with: hawser worker --router URI --group NAME"
-            .to_owned();
+    let sessions = sessions_text(status);
+    match &status.groups {
+        Some(groups) if groups.is_empty() => {
+            "no worker group is registered; start one with: hawser worker --router URI --group NAME"
+                .to_owned()
+        }
+        Some(groups) => {
+            let ranks = ranks_table(groups.iter().map(|group| (group.id.as_str(), group.state.as_ref())));
+            let ranks = ranks.map_or_else(String::new, |table| format!("\n\n{table}"));
+            format!("{}{ranks}\n\n{sessions}", groups_text(groups))
+        }
+        None => format!("{sessions}\n(groups are shown to operators)"),
     }
+}
+
+fn groups_text(shown: &[Group]) -> Table {
     let (left, right) = (Align::Left, Align::Right);
     let mut groups = Table::new(&[
         ("GROUP", left),
@@ -133,8 +185,12 @@ fn text(status: &Status) -> String {
         ("ADDRESS", left),
         ("MODEL", left),
     ]);
-    for group in &status.groups {
-        let state = if group.draining { "draining" } else { "serving" };
+    for group in shown {
+        let state = match (group.departed, group.draining) {
+            (true, _) => "left",
+            (false, true) => "draining",
+            (false, false) => "serving",
+        };
         let numbers =
             [group.slots_total, group.slots_free, group.slots_idle, group.sessions].map(count).into_iter();
         let load = [u64::from(group.running), u64::from(group.queued), group.epoch].map(|n| n.to_string());
@@ -148,6 +204,11 @@ fn text(status: &Status) -> String {
                 .collect(),
         );
     }
+    groups
+}
+
+fn sessions_text(status: &Status) -> String {
+    let (left, right) = (Align::Left, Align::Right);
     let mut sessions = Table::new(&[
         ("SESSION", left),
         ("GROUP", left),
@@ -169,7 +230,7 @@ fn text(status: &Status) -> String {
     }
     let more = if status.sessions_truncated { "\n(there are more; see --sessions)" } else { "" };
     let sessions = if status.sessions.is_empty() { "no sessions".to_owned() } else { sessions.to_string() };
-    format!("{groups}\n\n{sessions}{more}")
+    format!("{sessions}{more}")
 }
 
 #[cfg(test)]
@@ -189,7 +250,7 @@ mod tests {
             ..Default::default()
         };
         let status = Status {
-            groups: vec![group(wire_group)],
+            groups: Some(vec![group(wire_group, None)]),
             sessions: vec![session(wire_session)],
             sessions_truncated: true,
         };
@@ -197,7 +258,13 @@ mod tests {
         for part in ["40,000", "39,000", "serving", "s-1", "1,000", "idle 1.50 s", "there are more"] {
             assert!(shown.contains(part), "{part:?} is not in\n{shown}");
         }
-        let empty = Status { groups: vec![], sessions: vec![], sessions_truncated: false };
+        let empty = Status { groups: Some(vec![]), sessions: vec![], sessions_truncated: false };
         assert!(text(&empty).contains("hawser worker"));
+        let of_tenant = Status { groups: None, ..status };
+        let shown = text(&of_tenant);
+        assert!(
+            shown.contains("s-1") && shown.contains("operators") && !shown.contains("serving"),
+            "{shown}"
+        );
     }
 }

@@ -16,7 +16,7 @@ use hawser_worker::{Worker, WorkerHandle, WorkerOptions};
 
 use super::placing::{self, Placement};
 use super::serving::{
-    announce_loading, announce_stop, flush, observe, stop_signal, threads_each, unless_stopped,
+    announce_loading, announce_stop, flush, observe, scheme, stop_signal, threads_each, unless_stopped,
 };
 use super::worker::announce_ready;
 use crate::args::Global;
@@ -41,6 +41,12 @@ pub struct Options {
     /// A .gguf file, a checkpoint directory, or a name in the folder of models [default: smollm2-135m]
     #[arg(long, value_name = "MODEL")]
     model: Option<PathBuf>,
+    /// What computes: `model`, or `simulated` for tests without a checkpoint [default: model]
+    #[arg(long, value_name = "ENGINE")]
+    engine: Option<String>,
+    /// Tokens that each group's KV pool holds, instead of memory
+    #[arg(long, value_name = "TOKENS", conflicts_with = "kv_memory_mib")]
+    slots: Option<usize>,
     /// Worker groups; each has its own KV pool and sessions [default: 1]
     #[arg(long, value_name = "N")]
     groups: Option<usize>,
@@ -65,10 +71,12 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     flags.set("router.listen", options.listen.map(|address| address.to_string()));
     flags.set("worker.threads", options.threads);
     flags.set("worker.kv_memory_mib", options.kv_memory_mib);
+    flags.set("worker.engine", options.engine.clone());
+    flags.set("worker.kv_slots", options.slots);
     flags.set("worker.tp", options.tp);
     let mut config = Config::load(global, flags)?;
     config.validate()?;
-    config.worker.model = models::resolve(&config.worker.model, &global.model_dir)?;
+    config.worker.model = models::of_worker(&config.worker, &global.model_dir)?;
     if config.worker.threads == 0 {
         config.worker.threads = threads_each(config.groups);
     }
@@ -90,7 +98,7 @@ async fn serve(config: &Config, telemetry: &Telemetry) -> anyhow::Result<()> {
     let Some(parts) = unless_stopped(Box::pin(start(config, &clock, telemetry))).await? else {
         return Ok(());
     };
-    let uri = format!("http://{}", parts.router.addr());
+    let uri = format!("{}://{}", scheme(&config.router.tls), parts.router.addr());
     line(format!(
         "{} on {uri} {}",
         bold("router listens"),
@@ -116,7 +124,7 @@ async fn start(config: &Config, clock: &Clock, telemetry: &Telemetry) -> anyhow:
     let router =
         Router::start_observed(&config.router, Arc::clone(&store), embedded, clock.clone(), telemetry)
             .context("cannot start the router")?;
-    announce_loading(&config.worker.model, config.groups);
+    announce_loading(&config.worker, config.groups);
     let names = (0..config.groups).map(|index| group_name(config, index));
     let starts = names.map(|group| {
         let options = WorkerOptions { group, ..config.worker.clone() };

@@ -11,7 +11,7 @@ use hawser_common::telemetry::Telemetry;
 use hawser_worker::{Worker, WorkerHandle, WorkerOptions, follow_leader_observed};
 
 use super::placing;
-use super::serving::{announce_loading, announce_stop, flush, observe, stop_signal, unless_stopped};
+use super::serving::{announce_loading, announce_stop, flush, observe, scheme, stop_signal, unless_stopped};
 use crate::args::Global;
 use crate::config::{Config, Overrides};
 use crate::console::{bytes, count, counted, line, time};
@@ -39,6 +39,12 @@ pub struct Options {
     /// A .gguf file, a checkpoint directory, or a name in the folder of models [default: smollm2-135m]
     #[arg(long, value_name = "MODEL")]
     model: Option<PathBuf>,
+    /// What computes: `model`, or `simulated` for tests without a checkpoint [default: model]
+    #[arg(long, value_name = "ENGINE")]
+    engine: Option<String>,
+    /// Tokens that the KV pool holds, instead of memory
+    #[arg(long, value_name = "TOKENS", conflicts_with = "kv_memory_mib")]
+    slots: Option<usize>,
     /// URI of the router to join [default: http://127.0.0.1:7070]
     #[arg(long, visible_alias = "server", value_name = "URI")]
     router: Option<String>,
@@ -80,13 +86,15 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     flags.set("worker.listen", options.listen.map(|address| address.to_string()));
     flags.set("worker.threads", options.threads);
     flags.set("worker.kv_memory_mib", options.kv_memory_mib);
+    flags.set("worker.engine", options.engine.clone());
+    flags.set("worker.kv_slots", options.slots);
     flags.set("worker.tp", options.tp);
     flags.set("worker.rank", options.rank);
     flags.set("worker.world", options.world);
     flags.set("worker.rendezvous", options.rendezvous.clone());
     let mut config = Config::load(global, flags)?;
     config.validate()?;
-    config.worker.model = models::resolve(&config.worker.model, &global.model_dir)?;
+    config.worker.model = models::of_worker(&config.worker, &global.model_dir)?;
     config.print();
     let pipeline = observe(global, &config, "worker", "info").await?;
     let served = serve(config, pipeline.telemetry()).await;
@@ -102,7 +110,8 @@ async fn serve(config: Config, telemetry: &Telemetry) -> anyhow::Result<()> {
     };
     announce_ready(&group);
     if let Some(joined) = unless_stopped(joined(&config, router.as_ref(), &group)).await? {
-        line(format!("group {} serves at http://{} and {joined}", group.group(), group.addr()));
+        let (name, scheme, address) = (group.group(), scheme(&config.worker.tls), group.addr());
+        line(format!("group {name} serves at {scheme}://{address} and {joined}"));
         stop_signal().await?;
     }
     let grace = Duration::from_secs(config.grace_s);
@@ -151,7 +160,7 @@ async fn known_to(router: &Client, group: &WorkerHandle) -> bool {
 
 async fn start(config: &Config, telemetry: &Telemetry) -> anyhow::Result<(WorkerHandle, Option<Client>)> {
     let (store, router) = placing::of_worker(config).await?;
-    announce_loading(&config.worker.model, 1);
+    announce_loading(&config.worker, 1);
     let started = Worker::start_observed(config.worker.clone(), store, Clock::system(), telemetry).await;
     let group = started.with_context(|| format!("cannot start group {}", config.worker.group))?;
     Ok((group, router))

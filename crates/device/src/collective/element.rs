@@ -158,6 +158,15 @@ impl Buffer {
 }
 
 impl Values<'_> {
+    /// The same values, for a shorter time.
+    pub(super) fn reborrow(&mut self) -> Values<'_> {
+        match self {
+            Self::F32(data) => Values::F32(data),
+            Self::Bf16(data) => Values::Bf16(data),
+            Self::I64(data) => Values::I64(data),
+        }
+    }
+
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
             Self::F32(data) => bytemuck::cast_slice(data),

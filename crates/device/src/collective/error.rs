@@ -24,6 +24,20 @@ pub enum CollectiveError {
     Transport { transport: &'static str, reason: String },
 }
 
+impl CollectiveError {
+    /// The rank that it is about; `None` where it is no rank's, or nobody knows whose.
+    #[must_use]
+    pub fn rank(&self) -> Option<usize> {
+        match self {
+            Self::Mismatch { rank, .. }
+            | Self::Timeout { rank, .. }
+            | Self::Gone { rank, .. }
+            | Self::Damaged { rank, .. } => Some(*rank),
+            Self::Aborted { .. } | Self::Transport { .. } => None,
+        }
+    }
+}
+
 impl Coded for CollectiveError {
     fn code(&self) -> ErrorCode {
         ErrorCode::Unavailable

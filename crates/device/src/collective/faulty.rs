@@ -21,14 +21,16 @@ pub enum Fault {
     /// One bit of what this rank gives is the other way round. Both count modulo what there is; a call without
     /// values is left as it is.
     FlipBit { element: usize, bit: u32 },
+    /// As [`Fault::FlipBit`], of what this rank gets: the call itself goes well.
+    FlipReceived { element: usize, bit: u32 },
     /// The rank panics instead of calling.
     Panic,
 }
 
 /// One rank's end of a group, with a fault.
 #[derive(Debug)]
-pub struct Faulty<C> {
-    inner: C,
+pub struct Faulty {
+    inner: Box<dyn Collective>,
     at_call: u64,
     fault: Fault,
     /// Calls so far, of all operations.
@@ -38,10 +40,17 @@ pub struct Faulty<C> {
     flipped: Vec<f32>,
 }
 
-impl<C: Collective> Faulty<C> {
+/// What the calls in which a bit is turned round turn round.
+#[derive(Clone, Copy, Default)]
+struct Flips {
+    given: Option<(usize, u32)>,
+    received: Option<(usize, u32)>,
+}
+
+impl Faulty {
     /// `inner`, with `fault` at the call number `at_call`, counted from 0 over all operations and steps.
     #[must_use]
-    pub fn new(inner: C, at_call: u64, fault: Fault) -> Self {
+    pub fn new(inner: Box<dyn Collective>, at_call: u64, fault: Fault) -> Self {
         Self {
             inner,
             at_call,
@@ -53,8 +62,8 @@ impl<C: Collective> Faulty<C> {
         }
     }
 
-    /// Counts a call and does what is wrong with it. Returns the bit to flip.
-    fn call(&mut self) -> Result<Option<(usize, u32)>, CollectiveError> {
+    /// Counts a call and does what is wrong with it. Returns the bits to flip.
+    fn call(&mut self) -> Result<Flips, CollectiveError> {
         let now = self.calls == self.at_call;
         self.calls += 1;
         match self.fault {
@@ -67,7 +76,12 @@ impl<C: Collective> Faulty<C> {
                 let epoch = self.step.epoch ^ (1 << 63);
                 self.inner.begin_step(StepTag { epoch, ..self.step });
             }
-            Fault::FlipBit { element, bit } if now => return Ok(Some((element, bit))),
+            Fault::FlipBit { element, bit } if now => {
+                return Ok(Flips { given: Some((element, bit)), received: None });
+            }
+            Fault::FlipReceived { element, bit } if now => {
+                return Ok(Flips { given: None, received: Some((element, bit)) });
+            }
             // Without the panic hook: what is meant to happen need not be reported.
             Fault::Panic if now => resume_unwind(Box::new("a fault was injected")),
             _ => {}
@@ -76,20 +90,30 @@ impl<C: Collective> Faulty<C> {
             let reason = format!("call {} was dropped", self.at_call);
             return Err(CollectiveError::Transport { transport: "faulty", reason });
         }
-        Ok(None)
+        Ok(Flips::default())
     }
 
-    fn call_with(&mut self, data: &mut Values<'_>) -> Result<(), CollectiveError> {
-        if let Some((element, bit)) = self.call()? {
-            let elements = match data {
-                Values::F32(data) => data.len(),
-                Values::Bf16(data) => data.len(),
-                Values::I64(data) => data.len(),
-            };
-            flip(data.bytes_mut(), elements, element, bit);
-        }
+    fn call_with(
+        &mut self,
+        mut data: Values<'_>,
+        call: impl FnOnce(&mut dyn Collective, Values<'_>) -> Result<(), CollectiveError>,
+    ) -> Result<(), CollectiveError> {
+        let flips = self.call()?;
+        flip_value(&mut data, flips.given);
+        call(&mut *self.inner, data.reborrow())?;
+        flip_value(&mut data, flips.received);
         Ok(())
     }
+}
+
+fn flip_value(data: &mut Values<'_>, at: Option<(usize, u32)>) {
+    let Some((element, bit)) = at else { return };
+    let elements = match data {
+        Values::F32(data) => data.len(),
+        Values::Bf16(data) => data.len(),
+        Values::I64(data) => data.len(),
+    };
+    flip(data.bytes_mut(), elements, element, bit);
 }
 
 /// Flips a bit of one of `elements` values that lie in `bytes`.
@@ -104,7 +128,7 @@ fn flip(bytes: &mut [u8], elements: usize, element: usize, bit: u32) {
     bytes[element % elements * width + byte] ^= 1 << (bit % 8);
 }
 
-impl<C: Collective> Collective for Faulty<C> {
+impl Collective for Faulty {
     fn rank(&self) -> usize {
         self.inner.rank()
     }
@@ -118,34 +142,26 @@ impl<C: Collective> Collective for Faulty<C> {
         self.inner.begin_step(step);
     }
 
-    fn all_reduce(&mut self, mut data: Values<'_>, by: Reduce) -> Result<(), CollectiveError> {
-        self.call_with(&mut data)?;
-        self.inner.all_reduce(data, by)
+    fn all_reduce(&mut self, data: Values<'_>, by: Reduce) -> Result<(), CollectiveError> {
+        self.call_with(data, |inner, data| inner.all_reduce(data, by))
     }
 
-    fn reduce_to_leader(&mut self, mut data: Values<'_>, by: Reduce) -> Result<(), CollectiveError> {
-        self.call_with(&mut data)?;
-        self.inner.reduce_to_leader(data, by)
+    fn reduce_to_leader(&mut self, data: Values<'_>, by: Reduce) -> Result<(), CollectiveError> {
+        self.call_with(data, |inner, data| inner.reduce_to_leader(data, by))
     }
 
-    fn all_gather(
-        &mut self,
-        part: &[f32],
-        counts: &[usize],
-        whole: &mut [f32],
-    ) -> Result<(), CollectiveError> {
-        let Some((element, bit)) = self.call()? else {
-            return self.inner.all_gather(part, counts, whole);
-        };
+    fn gather(&mut self, part: &[f32], counts: &[usize], whole: &mut [f32]) -> Result<(), CollectiveError> {
+        let flips = self.call()?;
         self.flipped.clear();
         self.flipped.extend_from_slice(part);
-        flip(bytemuck::cast_slice_mut(&mut self.flipped), part.len(), element, bit);
-        self.inner.all_gather(&self.flipped, counts, whole)
+        flip_value(&mut Values::F32(&mut self.flipped), flips.given);
+        self.inner.gather(&self.flipped, counts, whole)?;
+        flip_value(&mut Values::F32(whole), flips.received);
+        Ok(())
     }
 
-    fn broadcast(&mut self, mut data: Values<'_>) -> Result<(), CollectiveError> {
-        self.call_with(&mut data)?;
-        self.inner.broadcast(data)
+    fn broadcast(&mut self, data: Values<'_>) -> Result<(), CollectiveError> {
+        self.call_with(data, |inner, data| inner.broadcast(data))
     }
 
     fn barrier(&mut self) -> Result<(), CollectiveError> {

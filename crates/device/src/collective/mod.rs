@@ -6,7 +6,6 @@
 //! waits longer than the transport's timeout. (NCCL adds in an order of its own and sees a mismatch only where tags are
 //! checked; see [`nccl`].) Never retries: after an error the group is over.
 
-mod boxed;
 mod call;
 mod element;
 mod error;
@@ -16,6 +15,7 @@ pub mod nccl;
 mod single;
 mod tcp;
 mod threads;
+mod timed;
 
 use std::sync::Arc;
 
@@ -24,6 +24,7 @@ pub use faulty::{Fault, Faulty};
 pub use single::Single;
 pub use tcp::TcpRank;
 pub use threads::{ThreadGroup, ThreadRank};
+pub use timed::{CallTimer, Timed};
 
 /// The step that calls belong to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,17 +57,13 @@ pub trait Collective: Send + std::fmt::Debug {
     /// As [`Collective::all_reduce`].
     fn reduce_to_leader(&mut self, data: Values<'_>, by: Reduce) -> Result<(), CollectiveError>;
 
-    /// Puts every rank's `part` behind each other, in the order of the ranks. `counts[r]` is the length of rank r's
-    /// part, the same on every rank; `whole` has room for all.
+    /// Puts every rank's `part` behind each other in rank 0's `whole`, in the order of the ranks. `counts[r]` is the
+    /// length of rank r's part, the same on every rank; rank 0's `whole` has room for all, the others keep theirs,
+    /// which may be empty.
     ///
     /// # Errors
     /// As [`Collective::all_reduce`].
-    fn all_gather(
-        &mut self,
-        part: &[f32],
-        counts: &[usize],
-        whole: &mut [f32],
-    ) -> Result<(), CollectiveError>;
+    fn gather(&mut self, part: &[f32], counts: &[usize], whole: &mut [f32]) -> Result<(), CollectiveError>;
 
     /// Gives every rank what rank 0 has in `data`.
     ///
@@ -106,6 +103,8 @@ pub enum Reduce {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     pub calls: u64,
+    /// What this rank sent to another: frames, or values that others read.
+    pub messages: u64,
     /// Bytes of payload that this rank sent.
     pub bytes: u64,
 }

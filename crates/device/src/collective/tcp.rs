@@ -93,6 +93,8 @@ impl TcpRank {
     /// Begins a call in which this rank sends `bytes` of payload over each of `wires`.
     fn begin(&mut self, wires: usize, bytes: usize) -> Deadline {
         self.traffic.calls += 1;
+        // A frame goes over every wire, if only a header.
+        self.traffic.messages += self.wires.wires.len() as u64;
         self.traffic.bytes += (wires * bytes) as u64;
         Deadline::new(self.timeout)
     }
@@ -211,35 +213,33 @@ impl Collective for TcpRank {
         }
     }
 
-    fn all_gather(
-        &mut self,
-        part: &[f32],
-        counts: &[usize],
-        whole: &mut [f32],
-    ) -> Result<(), CollectiveError> {
+    fn gather(&mut self, part: &[f32], counts: &[usize], whole: &mut [f32]) -> Result<(), CollectiveError> {
         let (me, world) = (self.wires.me, self.wires.world);
         assert_gather(part, counts, whole, me, world);
         let call = self.numbering.gather(counts);
         let role = self.role();
-        let sent = if role == Role::Hub { size_of_val(whole) } else { size_of_val(part) };
-        let mut deadline = self.begin(self.wires.wires.len(), sent);
+        let mut deadline = self.begin(usize::from(me > 0), size_of_val(part));
         let (wires, deadline) = (&self.wires, &mut deadline);
-        if role == Role::Spoke {
-            distribute(wires, &call, deadline, bytemuck::cast_slice(part))?;
-            return collect(wires, &call, deadline, [bytemuck::cast_slice_mut(whole)]);
+        match (role, me) {
+            (Role::Peer, 0) => {
+                let (own, other) = whole.split_at_mut(part.len());
+                copy(own, part);
+                swap(wires, &call, deadline, &[], bytemuck::cast_slice_mut(other))
+            }
+            (Role::Peer, _) => swap(wires, &call, deadline, bytemuck::cast_slice(part), &mut []),
+            (Role::Hub, _) => {
+                let (own, mut rest) = whole.split_at_mut(part.len());
+                copy(own, part);
+                let place = |&count| rest.split_off_mut(..count).expect("the counts add up");
+                let others = counts[1..].iter().map(place).map(bytemuck::cast_slice_mut);
+                collect(wires, &call, deadline, others)?;
+                distribute(wires, &call, deadline, &[])
+            }
+            (Role::Spoke, _) => {
+                distribute(wires, &call, deadline, bytemuck::cast_slice(part))?;
+                collect(wires, &call, deadline, headers())
+            }
         }
-        let start: usize = counts[..me].iter().sum();
-        copy(&mut whole[start..start + part.len()], part);
-        let mut rest = &mut whole[..];
-        let places = counts.iter().map(|&count| rest.split_off_mut(..count).expect("the counts add up"));
-        let others = places.enumerate().filter(|(rank, _)| *rank != me);
-        let mut others = others.map(|(_, place)| bytemuck::cast_slice_mut(place));
-        if role == Role::Peer {
-            let place = others.next().expect("a group of two has another rank");
-            return swap(wires, &call, deadline, bytemuck::cast_slice(part), place);
-        }
-        collect(wires, &call, deadline, others)?;
-        distribute(wires, &call, deadline, bytemuck::cast_slice(whole))
     }
 
     fn broadcast(&mut self, mut data: Values<'_>) -> Result<(), CollectiveError> {

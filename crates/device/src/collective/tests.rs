@@ -76,7 +76,7 @@ fn connected() -> (TcpStream, TcpStream) {
 }
 
 /// Runs `job` for each rank on a thread of its own. Fails if one does not end.
-fn run<C: Collective + 'static, R: Send + 'static>(
+fn run<C: Send + 'static, R: Send + 'static>(
     ranks: Vec<C>,
     job: impl Fn(C) -> R + Send + Sync + 'static,
 ) -> Vec<std::thread::Result<R>> {
@@ -98,7 +98,7 @@ fn run<C: Collective + 'static, R: Send + 'static>(
 }
 
 /// As [`run`], where no rank panics.
-fn run_all<C: Collective + 'static, R: Send + 'static>(
+fn run_all<C: Send + 'static, R: Send + 'static>(
     ranks: Vec<C>,
     job: impl Fn(C) -> R + Send + Sync + 'static,
 ) -> Vec<R> {

@@ -67,6 +67,7 @@ impl ThreadRank {
             return Err(failure.seen_by(self.rank, call));
         }
         self.traffic.calls += 1;
+        self.traffic.messages += 1;
         self.traffic.bytes += sent.len() as u64;
         self.group.put(self.rank, self.side(), call, sent);
         self.end_phase(call)?;
@@ -104,6 +105,7 @@ impl ThreadRank {
         self.fold(own.start, &mut data[own.clone()], by);
         let sum = bytemuck::cast_slice(&data[own]);
         self.group.put_sum(self.rank, self.side(), sum);
+        self.traffic.messages += 1;
         self.traffic.bytes += sum.len() as u64;
         self.end_phase(call)?;
         for rank in (0..world).filter(|&rank| rank != self.rank) {
@@ -161,22 +163,18 @@ impl Collective for ThreadRank {
         Ok(())
     }
 
-    fn all_gather(
-        &mut self,
-        part: &[f32],
-        counts: &[usize],
-        whole: &mut [f32],
-    ) -> Result<(), CollectiveError> {
+    fn gather(&mut self, part: &[f32], counts: &[usize], whole: &mut [f32]) -> Result<(), CollectiveError> {
         assert_gather(part, counts, whole, self.rank, self.group.world());
         let call = self.numbering.gather(counts);
-        self.meet(&call, bytemuck::cast_slice(part))?;
-        let mut rest = whole;
-        for (rank, &count) in counts.iter().enumerate() {
+        if self.rank > 0 {
+            return self.meet(&call, bytemuck::cast_slice(part));
+        }
+        self.meet(&call, &[])?;
+        let (own, mut rest) = whole.split_at_mut(part.len());
+        copy(own, part);
+        for (rank, &count) in counts.iter().enumerate().skip(1) {
             let (into, behind) = rest.split_at_mut(count);
-            match rank == self.rank {
-                true => copy(into, part),
-                false => copy(into, self.group.sent(rank, self.side()).values()),
-            }
+            copy(into, self.group.sent(rank, self.side()).values());
             rest = behind;
         }
         Ok(())

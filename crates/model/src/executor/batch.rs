@@ -72,7 +72,7 @@ pub enum StepError {
     /// What crosses ranks did not arrive: the group is over.
     #[error("the group of ranks failed: {0}")]
     Group(#[from] CollectiveError),
-    #[error("the scores of the ranks add up to {found} instead of {expected}: a rank's are damaged")]
+    #[error("the ranks' scores are damaged: their check says {expected}, they say {found}")]
     Scores { expected: i64, found: i64 },
 }
 

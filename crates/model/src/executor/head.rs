@@ -21,11 +21,13 @@ impl Executor {
             model.head().forward(&self.threads, normed, &mut values, Write::Store, linear)?;
             return Ok(Logits::new(vocab, values));
         }
-        let (part, gathered) = (logits.first(count), gathered.first(count));
+        // Followers need no logits, and hold no place for them.
+        let leads = self.group.rank() == 0;
+        let (part, gathered) = (logits.first(count), gathered.first(if leads { count } else { 0 }));
         model.head().forward(&self.threads, normed, part, Write::Store, linear)?;
         let counts: Vec<usize> = model.shard().vocab_counts.iter().map(|tokens| tokens * count).collect();
         self.group.gather(part, &counts, gathered)?;
-        if self.group.rank() > 0 {
+        if !leads {
             return Ok(Logits::new(vocab, Vec::new()));
         }
         Ok(Logits::new(vocab, interleave(gathered, &model.shard().vocab_counts)))

@@ -9,7 +9,9 @@ pub struct Logits {
 }
 
 impl Logits {
-    pub(super) fn new(vocab: usize, values: Vec<f32>) -> Self {
+    /// Rows of `vocab` values each.
+    #[must_use]
+    pub fn new(vocab: usize, values: Vec<f32>) -> Self {
         debug_assert!(values.len().is_multiple_of(vocab), "logits are whole rows");
         Self { vocab, values }
     }

@@ -18,7 +18,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use hawser_device::DeviceError;
-use hawser_device::collective::{Collective, StepTag, Traffic};
+use hawser_device::collective::{CallTimer, Collective, StepTag, Traffic};
 use hawser_device::kv::{KvRows, KvShape, RowType};
 use hawser_device::score::ScoreScratch;
 use hawser_device::threads::Threads;
@@ -140,6 +140,18 @@ impl Executor {
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         self.group.traffic()
+    }
+
+    /// The time that this rank spends in calls to the others; `None`: there are none.
+    #[must_use]
+    pub fn call_timer(&self) -> Option<&CallTimer> {
+        self.group.timer()
+    }
+
+    /// Threads that compute, the caller's included.
+    #[must_use]
+    pub fn thread_count(&self) -> usize {
+        self.threads.count()
     }
 
     /// Computes the rows of `batch`, stores their keys and values at their slots, and returns the logits it asks for;

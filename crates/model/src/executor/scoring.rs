@@ -65,22 +65,28 @@ impl Executor {
     }
 
     /// One reduction for scores and counts. Behind the scores stands one number per rank, of which each rank sets its
-    /// own: a sum as well as a maximum leaves them as they are. Sums are followed by a check: each rank's own sum over its
-    /// scores, so that one that changed on its way is found at this prune.
+    /// own: a sum as well as a maximum leaves them as they are. A check follows, so that a number which changed on its
+    /// way is found at this prune. For a sum it is each rank's own total, which add up to the total of the sums. A maximum
+    /// has no such total, and everything is there twice: a number that changed in one of the copies makes their maxima
+    /// differ, or it changed nothing.
     fn reduce(&mut self, scores: &mut Scores, by: Reduce) -> Result<(), StepError> {
         let (rank, world) = (self.group.rank(), self.group.world());
         let count = scores.values.len();
-        let check = total(&scores.values);
         scores.values.resize(count + world, 0);
         scores.values[count + rank] = scores.non_finite.min(i64::MAX as u64) as i64;
-        scores.values.push(if by == Reduce::Sum { check } else { 0 });
-        self.group.reduce_to_leader(&mut scores.values, by)?;
-        let expected = scores.values.pop().unwrap_or_default();
-        scores.non_finite = scores.values.drain(count..).map(|count| count as u64).sum();
-        let found = total(&scores.values);
-        if rank == 0 && by == Reduce::Sum && found != expected {
-            return Err(StepError::Scores { expected, found });
+        match by {
+            Reduce::Sum => scores.values.push(total(&scores.values)),
+            Reduce::Max => scores.values.extend_from_within(..),
         }
+        self.group.reduce_to_leader(&mut scores.values, by)?;
+        let check = scores.values.split_off(count + world);
+        if rank == 0 {
+            match by {
+                Reduce::Sum => same(&check, &[total(&scores.values)])?,
+                Reduce::Max => same(&check, &scores.values)?,
+            }
+        }
+        scores.non_finite = scores.values.drain(count..).map(|count| count as u64).sum();
         Ok(())
     }
 
@@ -144,6 +150,13 @@ impl Executor {
         let mut values = vec![0; candidates.len()];
         let scored = score(&self.threads, &call, &mut values, &mut self.scoring);
         Scores { values, non_finite: scored.non_finite }
+    }
+}
+
+fn same(check: &[i64], numbers: &[i64]) -> Result<(), StepError> {
+    match check.iter().zip(numbers).find(|(expected, found)| expected != found) {
+        Some((&expected, &found)) => Err(StepError::Scores { expected, found }),
+        None => Ok(()),
     }
 }
 

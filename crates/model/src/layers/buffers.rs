@@ -49,8 +49,8 @@ pub(crate) struct Buffers {
     pub(crate) gated: Rows,
     /// Sines and cosines of the rows' positions.
     pub(crate) phases: Phases,
-    /// Of a group of several, this rank's logits `[rows][its vocabulary]`, and those of all ranks, one rank's behind
-    /// the other's.
+    /// Of a group of several, this rank's logits `[rows][its vocabulary]`, and on the leader those of all ranks, one
+    /// rank's behind the other's.
     pub(crate) logits: Rows,
     pub(crate) gathered: Rows,
     pub(crate) linear: LinearScratch,

@@ -98,6 +98,13 @@ impl Model {
         self.head().bytes() + self.layers.iter().flat_map(layer).sum::<usize>()
     }
 
+    /// Bytes of all matrices that are here, as they lie in memory.
+    #[must_use]
+    pub fn matrix_bytes(&self) -> usize {
+        let embedding = if self.head.is_some() { self.embedding.bytes() } else { 0 };
+        self.bytes_per_step() + embedding
+    }
+
     pub(crate) fn head(&self) -> &Linear {
         self.head.as_ref().unwrap_or(&self.embedding)
     }

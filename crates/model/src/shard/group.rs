@@ -1,13 +1,16 @@
-//! What crosses the ranks of a group in a step. Promises that a group of one makes no call and copies nothing.
+//! What crosses the ranks of a group in a step, and the time that it takes. Promises that a group of one makes no call,
+//! copies nothing and reads no clock.
 
-use hawser_device::collective::{Collective, CollectiveError, Reduce, StepTag, Traffic, Values};
+use hawser_device::collective::{
+    CallTimer, Collective, CollectiveError, Reduce, StepTag, Timed, Traffic, Values,
+};
 use hawser_device::linear::Write;
 
 /// One rank's end of the group it runs in.
 #[derive(Debug)]
 pub(crate) struct Group {
     /// `None`: a group of one.
-    ranks: Option<Box<dyn Collective>>,
+    ranks: Option<Timed>,
 }
 
 impl Group {
@@ -16,7 +19,7 @@ impl Group {
     }
 
     pub(crate) fn of(collective: Box<dyn Collective>) -> Self {
-        Self { ranks: (collective.world() > 1).then_some(collective) }
+        Self { ranks: (collective.world() > 1).then(|| Timed::new(collective)) }
     }
 
     pub(crate) fn is_alone(&self) -> bool {
@@ -59,7 +62,7 @@ impl Group {
         }
     }
 
-    /// Puts the ranks' parts behind each other. Only of a group of several.
+    /// Puts the ranks' parts behind each other in the leader's `whole`. Only of a group of several.
     pub(crate) fn gather(
         &mut self,
         part: &[f32],
@@ -67,9 +70,14 @@ impl Group {
         whole: &mut [f32],
     ) -> Result<(), CollectiveError> {
         match &mut self.ranks {
-            Some(ranks) => ranks.all_gather(part, counts, whole),
+            Some(ranks) => ranks.gather(part, counts, whole),
             None => Ok(()),
         }
+    }
+
+    /// Of the calls; `None`: a group of one makes none.
+    pub(crate) fn timer(&self) -> Option<&CallTimer> {
+        self.ranks.as_ref().map(Timed::timer)
     }
 
     /// Ends the group: the other ranks need not wait for this one.

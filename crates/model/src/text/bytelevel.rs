@@ -32,11 +32,11 @@ pub(super) fn decode(entry: &str) -> Option<Vec<u8>> {
 }
 
 /// The alphabet's character of every byte, by byte.
-#[cfg(test)]
 pub(super) fn alphabet() -> Vec<char> {
     let mut chars = vec!['\0'; 256];
     for (code, byte) in BYTES.iter().enumerate() {
-        if let (Some(byte), Some(c)) = (byte, char::from_u32(u32::try_from(code).unwrap())) {
+        let character = u32::try_from(code).ok().and_then(char::from_u32);
+        if let (Some(byte), Some(c)) = (byte, character) {
             chars[usize::from(*byte)] = c;
         }
     }

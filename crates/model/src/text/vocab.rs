@@ -37,6 +37,25 @@ const UNUSED: i32 = 5;
 const MAX_SPECIAL_BYTES: usize = 1024;
 
 impl GgufVocab {
+    /// One token for every byte, whose id is the byte, and then the special tokens `names`; the last of them ends a
+    /// turn. For engines without a checkpoint.
+    #[must_use]
+    pub fn of_bytes(names: &[&str]) -> Self {
+        let mut tokens: Vec<String> = bytelevel::alphabet().into_iter().map(String::from).collect();
+        let mut token_types = vec![1; tokens.len()];
+        tokens.extend(names.iter().map(|&name| name.to_owned()));
+        token_types.resize(tokens.len(), CONTROL);
+        let eos = tokens.len().checked_sub(1).and_then(|last| u32::try_from(last).ok());
+        Self {
+            tokens,
+            token_types,
+            pre: "gpt-2".to_owned(),
+            model: "gpt2".to_owned(),
+            eos,
+            ..Self::default()
+        }
+    }
+
     fn kind(&self, id: usize) -> i32 {
         self.token_types.get(id).copied().unwrap_or(1)
     }

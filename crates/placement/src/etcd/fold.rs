@@ -51,6 +51,11 @@ impl Fold {
         Self { keys, revision, groups, capacity, claims }
     }
 
+    /// Every registration.
+    pub(super) fn registrations(&self) -> impl Iterator<Item = (&GroupId, Epoch)> {
+        self.groups.values().map(|record| (&record.id, record.epoch))
+    }
+
     pub(super) fn revision(&self) -> u64 {
         self.revision
     }

@@ -40,6 +40,16 @@ impl Keys {
         (start, end)
     }
 
+    /// The keys of all groups: the first one, and the first one after the last.
+    pub(super) fn groups(&self) -> (Vec<u8>, Vec<u8>) {
+        // The character after the slash.
+        let end = char::from(b'/' + 1);
+        (
+            format!("{}{GROUPS}/", self.prefix).into_bytes(),
+            format!("{}{GROUPS}{end}", self.prefix).into_bytes(),
+        )
+    }
+
     pub(super) fn group(&self, group: &GroupId) -> String {
         format!("{}{GROUPS}/{group}", self.prefix)
     }
@@ -87,6 +97,7 @@ mod tests {
         assert_eq!(keys.group(&group("g")), "/hawser/v1/groups/g");
         assert_eq!(keys.capacity(&group("g")), "/hawser/v1/capacity/g");
         assert_eq!(keys.session(&key("t", "s")), "/hawser/v1/sessions/t/s");
+        assert_eq!(keys.groups(), (b"/hawser/v1/groups/".to_vec(), b"/hawser/v1/groups0".to_vec()));
         assert_eq!(keys.range(), (b"/hawser/v1/".to_vec(), b"/hawser/v10".to_vec()));
     }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use etcd_client::{Certificate, Client, ConnectOptions, Error, Identity, TlsOptions};
 use futures_util::future::BoxFuture;
+use hawser_common::keepalive;
 
 use super::fault::Fault;
 use super::options::{EtcdOptions, InvalidEtcdOptions};
@@ -18,14 +19,19 @@ use crate::backoff;
 /// Tries of one call.
 const TRIES: u32 = 4;
 const MAX_WAIT: Duration = Duration::from_secs(1);
-/// etcd ends connections that ask for a sign of life more often than every five seconds, or without open streams.
-const KEEPALIVE: Duration = Duration::from_secs(10);
+
+/// Makes a channel to an etcd, which connects with its first call.
+#[cfg(feature = "dial")]
+pub type Dial = std::sync::Arc<dyn Fn() -> etcd_client::Channel + Send + Sync>;
 
 pub(super) struct Link {
     endpoints: Vec<String>,
     connect: ConnectOptions,
     limit: Duration,
     current: Mutex<Current>,
+    /// In place of the endpoints.
+    #[cfg(feature = "dial")]
+    dial: Option<Dial>,
 }
 
 /// The connection that calls use, and how often it was replaced.
@@ -47,7 +53,8 @@ impl Link {
         options.validate()?;
         let mut connect = ConnectOptions::new()
             .with_connect_timeout(options.connect_timeout())
-            .with_keep_alive(KEEPALIVE, options.request_timeout())
+            // etcd ends connections that ask for a sign of life more often than every five seconds, or without calls.
+            .with_keep_alive(keepalive::INTERVAL, options.request_timeout())
             .with_keep_alive_while_idle(false)
             // A member that has lost its leader says so, instead of holding a watch without news.
             .with_require_leader(true);
@@ -58,7 +65,28 @@ impl Link {
             connect = connect.with_tls(tls);
         }
         let (endpoints, limit) = (options.endpoints.clone(), options.request_timeout());
-        Ok(Self { endpoints, connect, limit, current: Mutex::default() })
+        Ok(Self {
+            endpoints,
+            connect,
+            limit,
+            current: Mutex::default(),
+            #[cfg(feature = "dial")]
+            dial: None,
+        })
+    }
+
+    /// The same over channels that `dial` makes.
+    #[cfg(feature = "dial")]
+    pub(super) fn dialled(self, dial: Dial) -> Self {
+        Self { dial: Some(dial), ..self }
+    }
+
+    async fn connect(&self) -> Result<Client, Error> {
+        #[cfg(feature = "dial")]
+        if let Some(dial) = &self.dial {
+            return Client::from_channel(dial(), Some(self.connect.clone())).await;
+        }
+        Client::connect(&self.endpoints, Some(self.connect.clone())).await
     }
 
     /// Longest that a call may take.
@@ -111,7 +139,7 @@ impl Link {
             }
         };
         // Two calls may both connect; one of the connections is then used for one call.
-        let client = Client::connect(&self.endpoints, Some(self.connect.clone())).await?;
+        let client = self.connect().await?;
         let mut current = self.lock();
         if current.generation == generation {
             current.client = Some(client.clone());

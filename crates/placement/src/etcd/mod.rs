@@ -25,6 +25,8 @@ use hawser_common::{Epoch, GroupId, SessionKey};
 
 use crate::store::{ClaimOutcome, Lease, LeaseId, MAX_BATCH, Store, StoreError, StoreFuture, Watch};
 use keys::Keys;
+#[cfg(feature = "dial")]
+pub use link::Dial;
 use link::Link;
 pub use options::{EtcdOptions, InvalidEtcdOptions};
 use registry::Registry;
@@ -46,10 +48,23 @@ impl EtcdStore {
     /// # Errors
     /// [`InvalidEtcdOptions`].
     pub fn new(options: &EtcdOptions) -> Result<Self, InvalidEtcdOptions> {
-        let link = Arc::new(Link::new(options)?);
-        let keys = Keys::new(&options.prefix);
+        Ok(Self::over(Link::new(options)?, options))
+    }
+
+    /// As [`EtcdStore::new`], over channels that `dial` makes: the options' endpoints are not used, and how long a
+    /// channel may take to connect is its maker's to say.
+    ///
+    /// # Errors
+    /// [`InvalidEtcdOptions`].
+    #[cfg(feature = "dial")]
+    pub fn dialled(options: &EtcdOptions, dial: Dial) -> Result<Self, InvalidEtcdOptions> {
+        Ok(Self::over(Link::new(options)?.dialled(dial), options))
+    }
+
+    fn over(link: Link, options: &EtcdOptions) -> Self {
+        let (link, keys) = (Arc::new(link), Keys::new(&options.prefix));
         let registry = Registry::new(Arc::clone(&link), keys.clone());
-        Ok(Self { link, keys, registry })
+        Self { link, keys, registry }
     }
 
     async fn claim_all(

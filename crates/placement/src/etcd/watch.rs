@@ -2,22 +2,26 @@
 //!
 //! A connection that breaks is resumed after the last revision that was told. One that is silent is asked for a sign
 //! of life, and counts as broken if it gives none. Where etcd has forgotten the next revision, everything is listed
-//! anew and told as a snapshot. What helps for longer than a few tries is the subscriber's to decide: the watch ends
+//! anew and told as a snapshot. Now and then the registrations are counted over: where a group's end was missed, whoever
+//! swallowed it, everything is listed anew as well. What helps for longer than a few tries is the subscriber's to decide: the watch ends
 //! with an error then.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{Event as Raw, EventType, GetOptions, KeyValue, WatchOptions, WatchResponse, WatchStream};
 use futures_util::StreamExt as _;
 use futures_util::stream::unfold;
-use tracing::{debug, info};
+use hawser_common::{Epoch, GroupId};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use tracing::{debug, info, warn};
 
 use super::claims::malformed;
 use super::fault::Fault;
 use super::fold::{Entry, Fold};
-use super::keys::Keys;
+use super::keys::{Key, Keys};
 use super::link::Link;
 use crate::backoff;
 use crate::store::{Change, LeaseId, StoreError, Update, Watch};
@@ -29,12 +33,18 @@ const MAX_MESSAGE_BYTES: usize = 64 << 20;
 /// Breaks in a row, without a sign of life in between, after which a watch ends.
 const BREAKS: u32 = 5;
 const MAX_WAIT: Duration = Duration::from_secs(2);
+/// How often registrations are counted over. Two counts that agree make a missed end, so one is noticed within two
+/// leases of the default time.
+const AUDIT_EVERY: Duration = Duration::from_secs(5);
 
 /// Everything there is, then every change.
 pub(super) async fn watch(link: Arc<Link>, keys: Keys) -> Result<Watch, StoreError> {
     let fold = list(&link, &keys).await.map_err(|fault| fault.into_error(LeaseId(0)))?;
     let ready = VecDeque::from([told(&fold)]);
-    let watcher = Watcher { link, keys, fold, stream: None, ready, breaks: 0 };
+    let mut audit = interval_at(Instant::now() + AUDIT_EVERY, AUDIT_EVERY);
+    audit.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let suspects = HashSet::new();
+    let watcher = Watcher { link, keys, fold, stream: None, ready, breaks: 0, audit, suspects };
     let updates = unfold(Some(watcher), |watcher| async {
         let mut watcher = watcher?;
         match watcher.next().await {
@@ -91,6 +101,24 @@ async fn list_once(link: &Link, keys: &Keys) -> Result<Fold, Fault> {
     }
 }
 
+/// Every registration there is, without its content.
+async fn registrations(link: &Link, keys: &Keys) -> Result<HashSet<(GroupId, Epoch)>, Fault> {
+    let (from, end) = keys.groups();
+    let options = GetOptions::new().with_range(end).with_keys_only();
+    let found = link
+        .call(|client| {
+            let (from, options) = (from.clone(), options.clone());
+            let mut kv = client.kv_client().max_decoding_message_size(MAX_MESSAGE_BYTES);
+            Box::pin(async move { kv.get(from, Some(options)).await })
+        })
+        .await?;
+    let registration = |kv: &KeyValue| match keys.parse(kv.key()) {
+        Some(Key::Group(id)) => Some((id, Epoch(unsigned(kv.create_revision())))),
+        Some(Key::Capacity(_) | Key::Session(_)) | None => None,
+    };
+    Ok(found.kvs().iter().filter_map(registration).collect())
+}
+
 struct Watcher {
     link: Arc<Link>,
     keys: Keys,
@@ -99,6 +127,9 @@ struct Watcher {
     /// Updates that are not told yet.
     ready: VecDeque<Update>,
     breaks: u32,
+    audit: Interval,
+    /// Registrations that are known here and were not in etcd at the last audit.
+    suspects: HashSet<(GroupId, Epoch)>,
 }
 
 /// Why a stream is of no more use.
@@ -149,9 +180,43 @@ impl Watcher {
             Some(stream) => stream,
             None => self.open().await?,
         };
-        let response = message(&mut stream, self.link.limit()).await?;
+        let response = {
+            let mut next = pin!(message(&mut stream, self.link.limit()));
+            loop {
+                // Cancel-safe: a tick only waits, and the message is waited for on.
+                tokio::select! {
+                    biased;
+                    response = &mut next => break response?,
+                    _ = self.audit.tick() => self.audit().await?,
+                }
+            }
+        };
         self.stream = Some(stream);
         self.take(&response)
+    }
+
+    /// Looks for registrations that have ended without a word. One that is missing may be on its way; one that is
+    /// missing twice is not.
+    async fn audit(&mut self) -> Result<(), Broken> {
+        let there = match registrations(&self.link, &self.keys).await {
+            Ok(there) => there,
+            Err(fault) => {
+                debug!(?fault, "the groups in etcd were not counted over");
+                return Ok(());
+            }
+        };
+        let known = self.fold.registrations().map(|(id, epoch)| (id.clone(), epoch));
+        let missing: HashSet<_> = known.filter(|registration| !there.contains(registration)).collect();
+        let missed = missing.intersection(&self.suspects).next().cloned();
+        self.suspects = missing;
+        match missed {
+            None => Ok(()),
+            Some((group, epoch)) => {
+                warn!(%group, %epoch, "the watch of etcd missed the end of a group");
+                self.suspects.clear();
+                Err(Broken::List)
+            }
+        }
     }
 
     async fn open(&self) -> Result<WatchStream, Broken> {

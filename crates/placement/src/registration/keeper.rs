@@ -70,7 +70,7 @@ impl Keeper {
             report: Report { capacity: record.capacity, draining: record.draining, suspended: false },
             at: clock.now(),
         };
-        let standing = Standing { epoch: record.epoch, valid_until: Tick::default() };
+        let standing = Standing { epoch: record.epoch, term: 0, valid_until: Tick::default() };
         let held = watch::Sender::new(Held { lease: LeaseId(0), standing });
         let (phase, due) = (Phase::Lost, clock.now());
         let metrics = PlacementMetrics::default();
@@ -246,7 +246,8 @@ impl Keeper {
             Ok(epoch) => {
                 self.phase = Phase::Holding;
                 self.published = Published { report, at: self.clock.now() };
-                let standing = Standing { epoch, valid_until: Tick::default() };
+                let term = self.held.borrow().standing.term + 1;
+                let standing = Standing { epoch, term, valid_until: Tick::default() };
                 self.held.send_modify(|held| *held = Held { lease: lease.id, standing });
                 self.hold(sent, lease.ttl);
                 self.metrics.registered(epoch);
@@ -272,7 +273,8 @@ impl Keeper {
         self.fence();
         self.phase = Phase::Lost;
         self.failures = 0;
-        self.due = self.clock.now();
+        // A store that was away tells all workers at once.
+        self.due = self.clock.now().after(backoff::spread(self.ttl / 10));
     }
 
     fn fence(&self) {

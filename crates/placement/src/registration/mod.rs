@@ -35,6 +35,9 @@ const MAX_WAITING: usize = 4096;
 pub struct Standing {
     /// Of the latest registration.
     pub epoch: Epoch,
+    /// Counts the registrations of this process, from 1. Unlike an epoch it never comes again, not even where the store
+    /// was lost and counts from the beginning: what was claimed under another term is not held.
+    pub term: u64,
     /// The lease may be relied on before this time and not from then on, unless it is renewed first.
     pub valid_until: Tick,
 }
@@ -230,6 +233,14 @@ impl RegistrationHandle {
     pub async fn release(&self, session: SessionKey) {
         // After the end there is nothing left to release.
         let _ended = self.commands.send(Command::Release(session)).await;
+    }
+
+    /// Gives a session up before whatever asks for it next: at once in the order of claims, or, where too much waits
+    /// for the store, not at all; the claim then lives as long as the lease does.
+    pub fn give_up(&self, session: SessionKey) {
+        if self.commands.try_send(Command::Release(session)).is_err() {
+            tracing::debug!(group = %self.group, "a claim was not given up; it ends with the lease");
+        }
     }
 
     /// As [`RegistrationHandle::release`], and waits until the store has given the session up. `false` where a claim of

@@ -183,6 +183,7 @@ async fn a_worker_cut_off_fences_itself_first_and_comes_back_with_a_new_epoch() 
     world.pass(TTL, || ()).await;
     assert!(handle.valid(world.clock.now()));
     assert!(handle.epoch() > first);
+    assert_eq!(handle.standing().term, 2);
     assert_eq!(handle.changed().await.epoch, handle.epoch());
     let mirror = world.groups().await;
     assert_eq!(mirror.groups[&group("g")].epoch, handle.epoch());
@@ -190,6 +191,22 @@ async fn a_worker_cut_off_fences_itself_first_and_comes_back_with_a_new_epoch() 
     // What was held under the old epoch is claimed anew, not remembered.
     assert_eq!(handle.claim(key("t", "s")).await, Ok(handle.epoch()));
     assert_eq!(world.groups().await.claims.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_given_up_and_asked_for_again_is_held() {
+    let world = World::new();
+    let handle = world.start("g").await.unwrap();
+    handle.claim(key("t", "s")).await.unwrap();
+    for _ in 0..3 {
+        handle.give_up(key("t", "s"));
+        handle.claim(key("t", "s")).await.unwrap();
+    }
+    world.pass(TTL, || ()).await;
+    assert_eq!(world.groups().await.claims.len(), 1);
+    handle.give_up(key("t", "s"));
+    world.pass(TTL, || ()).await;
+    assert!(world.groups().await.claims.is_empty());
 }
 
 #[tokio::test(start_paused = true)]

@@ -79,6 +79,7 @@ impl From<&GroupRecord> for v1::Group {
             epoch: record.epoch.0,
             capacity: Some(record.capacity.into()),
             draining: record.draining,
+            departed: false,
         }
     }
 }

@@ -14,4 +14,4 @@ pub use group::{capacity, group_record, owner};
 pub use ids::{group_id, optional_session, route, session_id, session_key};
 pub use retention::{MAX_INTENT_BYTES, MAX_INTENT_SPANS, intent, retention};
 pub use sampling::sampling;
-pub use turn::{MAX_INPUT_TOKENS, MAX_MODEL_BYTES, extent, model_name, optional_model, turn_request};
+pub use turn::{MAX_INPUT_TOKENS, MAX_MODEL_BYTES, begun, extent, model_name, optional_model, turn_request};

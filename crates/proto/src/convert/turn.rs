@@ -1,6 +1,6 @@
 //! One turn's request, whole.
 
-use hawser_common::request::{Extent, Input, TurnRequest};
+use hawser_common::request::{Begun, Extent, Input, TurnRequest};
 
 use super::chat::at_most;
 use super::{InvalidRequest, conversation, intent, optional_session, retention, sampling};
@@ -54,6 +54,16 @@ pub fn turn_request(wire: v1::GenerateRequest) -> Result<TurnRequest, InvalidReq
         intent: wire.intent.map(intent).transpose()?.unwrap_or_default(),
         protected_tokens: wire.protected_tokens,
     })
+}
+
+/// The beginning of an answer.
+///
+/// # Errors
+/// [`InvalidRequest::TooMany`] where it is longer than any context.
+pub fn begun(wire: v1::ContinueFrom) -> Result<Begun, InvalidRequest> {
+    let tokens = wire.token_ids;
+    at_most(|| "continue_from.token_ids".to_owned(), tokens.len(), MAX_INPUT_TOKENS, "entries")?;
+    Ok(Begun { tokens, text_bytes: usize::try_from(wire.text_bytes).unwrap_or(usize::MAX) })
 }
 
 /// How much of the conversation a request carries; unset means the whole.

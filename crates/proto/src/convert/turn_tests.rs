@@ -59,6 +59,7 @@ fn a_full_request_comes_through() {
         sampling: Some(v1::Sampling { temperature: Some(0.0), seed: Some(7), ..Default::default() }),
         intent: Some(v1::Intent { text: "next".into(), ..Default::default() }),
         protected_tokens: 3,
+        no_continuation: true,
         retention: Some(v1::Retention {
             policy: "h2o".into(),
             budget_tokens: 512,

@@ -1,37 +1,52 @@
-//! The public service: parse, place, answer. Thin; what can be decided without a connection is decided elsewhere.
+//! The public service: who calls, parse, place, answer. Thin; what can be decided without a connection is decided
+//! elsewhere.
 
+mod groups;
 mod models;
 mod sessions;
+mod sessions_of;
 mod turn;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hawser_common::telemetry::Telemetry;
-use hawser_common::{Coded as _, SessionId, SessionKey, TenantId};
+use hawser_common::{Coded as _, SessionKey, TenantId};
 use hawser_proto::v1::hawser_server::Hawser;
 use hawser_proto::v1::worker_client::WorkerClient;
 use hawser_proto::{Fault, status, v1};
 use tokio_util::sync::CancellationToken;
+use tonic::metadata::{AsciiMetadataValue, MetadataMap};
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 use crate::admission::Admission;
+use crate::auth::{Auth, Caller};
+use crate::continuation::Continuations;
 use crate::deadline::Deadline;
 use crate::error::RouteError;
+use crate::handle::Handles;
 use crate::metrics::RouterMetrics;
 use crate::place::Placer;
+use crate::quota::opening::Openings;
 use crate::relay::Relay;
 use crate::upstream::Upstream;
 use crate::view::Target;
 
-#[derive(Debug)]
+/// Initial metadata that carries the session's handle.
+const SESSION_HEADER: &str = "hawser-session";
+
+#[derive(Clone, Debug)]
 pub(crate) struct HawserService {
     pub(crate) placer: Placer,
     pub(crate) upstream: Arc<Upstream>,
+    pub(crate) auth: Auth,
+    pub(crate) handles: Arc<Handles>,
+    pub(crate) openings: Arc<Mutex<Openings>>,
     pub(crate) admission: Admission,
     /// Longest that a call other than a turn may take at a group.
     pub(crate) call_timeout: Duration,
+    pub(crate) continuations: Continuations,
     /// Ends every stream.
     pub(crate) cut: CancellationToken,
     pub(crate) metrics: RouterMetrics,
@@ -39,8 +54,15 @@ pub(crate) struct HawserService {
 }
 
 impl HawserService {
-    fn key(session: SessionId) -> SessionKey {
-        SessionKey { tenant: TenantId::single(), session }
+    fn caller<T>(&self, request: &Request<T>) -> Result<Caller, RouteError> {
+        self.auth.caller(request.metadata())
+    }
+
+    /// Tells the client what to call the session, before anything else is sent.
+    fn announce(&self, metadata: &mut MetadataMap, session: &SessionKey) {
+        if let Ok(handle) = AsciiMetadataValue::try_from(self.handles.name(session)) {
+            metadata.insert(SESSION_HEADER, handle);
+        }
     }
 
     fn client(&self, target: &Target) -> Result<WorkerClient<Channel>, Fault> {
@@ -55,8 +77,13 @@ impl HawserService {
 
     /// Answers a call other than a turn.
     fn answer<T>(&self, result: Result<T, RouteError>) -> Result<Response<T>, Status> {
+        self.told(result.map(Response::new))
+    }
+
+    /// The same, with metadata.
+    fn told<T>(&self, result: Result<Response<T>, RouteError>) -> Result<Response<T>, Status> {
         self.metrics.called(result.as_ref().map(drop).map_err(RouteError::code));
-        result.map(Response::new).map_err(|error| status(&error))
+        result.map_err(|error| status(&error))
     }
 
     /// A message for a worker, with what is left of the caller's time.
@@ -69,8 +96,8 @@ impl HawserService {
     }
 }
 
-fn route(target: &Target) -> Option<v1::Route> {
-    Some(v1::Route { tenant: TenantId::single().to_string(), epoch: target.owner.epoch.0 })
+fn route(tenant: &TenantId, target: &Target) -> Option<v1::Route> {
+    Some(v1::Route { tenant: tenant.to_string(), epoch: target.owner.epoch.0 })
 }
 
 #[tonic::async_trait]
@@ -88,14 +115,14 @@ impl Hawser for HawserService {
         &self,
         request: Request<v1::OpenSessionRequest>,
     ) -> Result<Response<v1::OpenSessionResponse>, Status> {
-        self.answer(self.open(request).await)
+        self.told(self.open(request).await)
     }
 
     async fn fork_session(
         &self,
         request: Request<v1::ForkSessionRequest>,
     ) -> Result<Response<v1::ForkSessionResponse>, Status> {
-        self.answer(self.fork(request).await)
+        self.told(self.fork(request).await)
     }
 
     async fn close_session(
@@ -142,9 +169,16 @@ impl Hawser for HawserService {
 
     async fn list_groups(
         &self,
-        _request: Request<v1::ListGroupsRequest>,
+        request: Request<v1::ListGroupsRequest>,
     ) -> Result<Response<v1::ListGroupsResponse>, Status> {
-        let groups = self.placer.view.groups().iter().map(Into::into).collect();
-        Ok(Response::new(v1::ListGroupsResponse { groups }))
+        self.auth.operator(request.metadata()).map_err(|error| status(&error))?;
+        Ok(Response::new(self.groups(request.get_ref())))
+    }
+
+    async fn describe_group(
+        &self,
+        request: Request<v1::DescribeGroupRequest>,
+    ) -> Result<Response<v1::DescribeGroupResponse>, Status> {
+        self.answer(self.group(request).await)
     }
 }

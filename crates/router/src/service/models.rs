@@ -22,8 +22,9 @@ impl HawserService {
         &self,
         request: &Request<v1::ListModelsRequest>,
     ) -> Result<v1::ListModelsResponse, RouteError> {
+        let caller = self.caller(request)?;
         let deadline = self.call_deadline(request);
-        let _permit = self.admission.enter()?;
+        let _permit = self.admission.enter(&caller, deadline).await?;
         let mut groups: BTreeMap<String, u32> = BTreeMap::new();
         for group in self.placer.view.groups() {
             *groups.entry(group.model).or_default() += 1;
@@ -36,7 +37,14 @@ impl HawserService {
 
     /// What a group says about its model; just the name and the number of groups where none answers.
     async fn model(&self, name: String, groups: u32, deadline: Deadline) -> v1::ModelInfo {
-        let call = Call { session: None, model: name.clone(), to: To::Group, replay: Replay::Safe, deadline };
+        let call = Call {
+            session: None,
+            model: name.clone(),
+            prefix: None,
+            to: To::Group,
+            replay: Replay::Safe,
+            deadline,
+        };
         let ask = |target: Target| async move {
             let message = self.wire(v1::DescribeModelRequest {}, deadline);
             let described = self.client(&target)?.describe_model(message).await;
@@ -56,12 +64,13 @@ impl HawserService {
         &self,
         request: Request<v1::TokenizeRequest>,
     ) -> Result<v1::TokenizeResponse, RouteError> {
+        let caller = self.caller(&request)?;
         let deadline = self.call_deadline(&request);
         let request = request.into_inner();
         convert::optional_model(&request.model)?;
-        let _permit = self.admission.enter()?;
+        let _permit = self.admission.enter(&caller, deadline).await?;
         let model = request.model.clone();
-        let call = Call { session: None, model, to: To::Group, replay: Replay::Safe, deadline };
+        let call = Call { session: None, model, prefix: None, to: To::Group, replay: Replay::Safe, deadline };
         let ask = |target: Target| {
             let message = self.wire(request.clone(), deadline);
             async move {

@@ -1,12 +1,13 @@
 //! Sessions: open, fork, close, describe, inspect, list.
 
 use futures_util::{StreamExt as _, stream};
-use hawser_common::SessionKey;
 use hawser_common::group::GroupRecord;
+use hawser_common::{SessionKey, TenantId};
 use hawser_proto::{convert, fault, v1};
 use tonic::{Request, Response};
 use tracing::debug;
 
+use super::sessions_of::Beginning;
 use super::{HawserService, route};
 use crate::attempts::Replay;
 use crate::deadline::Deadline;
@@ -24,81 +25,105 @@ fn drawn() -> String {
     format!("s-{:032x}", rand::random::<u128>())
 }
 
+/// What the owner of a session is asked, and how its answer is had.
+macro_rules! forward {
+    ($service:expr, $caller:expr, $call:expr, $request:expr, $rpc:ident, $message:ident) => {{
+        let (service, tenant, call, request) = ($service, &$caller.tenant, &$call, &$request);
+        let ask = |target: Target| {
+            let message = v1::$message { route: route(tenant, &target), request: Some(request.clone()) };
+            async move {
+                let answer = service.client(&target)?.$rpc(service.wire(message, call.deadline)).await;
+                answer.map(Response::into_inner).map_err(|status| fault(&status))
+            }
+        };
+        service.placer.place(call, ask).await.map(|(answer, ..)| answer)
+    }};
+}
+
 fn to_owner(session: SessionKey, replay: Replay, deadline: Deadline) -> Call {
-    Call { session: Some(session), model: String::new(), to: To::Owner, replay, deadline }
+    Call { session: Some(session), model: String::new(), prefix: None, to: To::Owner, replay, deadline }
 }
 
 impl HawserService {
     pub(super) async fn open(
         &self,
         request: Request<v1::OpenSessionRequest>,
-    ) -> Result<v1::OpenSessionResponse, RouteError> {
+    ) -> Result<Response<v1::OpenSessionResponse>, RouteError> {
+        let caller = self.caller(&request)?;
         let deadline = self.call_deadline(&request);
         let mut request = request.into_inner();
         if request.session.is_empty() {
             request.session = drawn();
         }
-        let session = Some(Self::key(convert::session_id(&request.session)?));
+        let session = Some(self.session(&caller, &request.session)?);
         convert::optional_model(&request.model)?;
-        let _permit = self.admission.enter()?;
-        let model = request.model.clone();
-        let call = Call { session, model, to: To::Group, replay: Replay::Safe, deadline };
-        let ask = |target: Target| {
-            let request = Some(request.clone());
-            let message = v1::WorkerOpenSessionRequest { route: route(&target), request };
+        let _permit = self.admission.enter(&caller, deadline).await?;
+        let beginning = Beginning {
+            caller: &caller,
+            session,
+            model: &request.model,
+            prefix: None,
+            replay: Replay::Safe,
+            deadline,
+        };
+        let ask = |session: Option<&SessionKey>, target: Target| {
+            let session = session.map_or_else(String::new, |key| key.session.to_string());
+            let request = Some(v1::OpenSessionRequest { session, ..request.clone() });
+            let message = v1::WorkerOpenSessionRequest { route: route(&caller.tenant, &target), request };
             async move {
                 let opened = self.client(&target)?.open_session(self.wire(message, deadline)).await;
                 opened.map(Response::into_inner).map_err(|status| fault(&status))
             }
         };
-        Ok(self.placer.place(&call, ask).await?.0)
+        let begun = self.begin(beginning, ask).await?;
+        let mut response = Response::new(begun.answer);
+        if let Some(session) = &begun.session {
+            self.announce(response.metadata_mut(), session);
+        }
+        Ok(response)
     }
 
     pub(super) async fn fork(
         &self,
         request: Request<v1::ForkSessionRequest>,
-    ) -> Result<v1::ForkSessionResponse, RouteError> {
+    ) -> Result<Response<v1::ForkSessionResponse>, RouteError> {
+        let caller = self.caller(&request)?;
         let deadline = self.call_deadline(&request);
         let mut request = request.into_inner();
-        let session = Self::key(convert::session_id(&request.session)?);
+        let session = self.session(&caller, &request.session)?;
         if request.fork.is_empty() {
             request.fork = drawn();
         }
-        convert::session_id(&request.fork)?;
-        let _permit = self.admission.enter()?;
-        let ask = |target: Target| {
-            let request = Some(request.clone());
-            let message = v1::WorkerForkSessionRequest { route: route(&target), request };
-            async move {
-                let forked = self.client(&target)?.fork_session(self.wire(message, deadline)).await;
-                forked.map(Response::into_inner).map_err(|status| fault(&status))
-            }
-        };
+        let fork = self.session(&caller, &request.fork)?;
+        (request.session, request.fork) = (session.session.to_string(), fork.session.to_string());
+        let _permit = self.admission.enter(&caller, deadline).await?;
+        let opening = self.opening(&caller, &fork, deadline).await?;
         // A second try would find the id of the fork taken by the first.
-        Ok(self.placer.place(&to_owner(session, Replay::Never, deadline), ask).await?.0)
+        let call = to_owner(session, Replay::Never, deadline);
+        let forked = forward!(self, caller, call, request, fork_session, WorkerForkSessionRequest)?;
+        if let Some(opening) = opening {
+            opening.settle();
+        }
+        let mut response = Response::new(forked);
+        self.announce(response.metadata_mut(), &fork);
+        Ok(response)
     }
 
     pub(super) async fn close(
         &self,
         request: Request<v1::CloseSessionRequest>,
     ) -> Result<v1::CloseSessionResponse, RouteError> {
+        let caller = self.caller(&request)?;
         let deadline = self.call_deadline(&request);
-        let request = request.into_inner();
-        let session = Self::key(convert::session_id(&request.session)?);
-        let _permit = self.admission.enter()?;
-        let ask = |target: Target| {
-            let request = Some(request.clone());
-            let message = v1::WorkerCloseSessionRequest { route: route(&target), request };
-            async move {
-                let closed = self.client(&target)?.close_session(self.wire(message, deadline)).await;
-                closed.map(Response::into_inner).map_err(|status| fault(&status))
-            }
-        };
-        match self.placer.place(&to_owner(session, Replay::Safe, deadline), ask).await {
-            Ok((closed, ..)) => Ok(closed),
+        let mut request = request.into_inner();
+        let session = self.session(&caller, &request.session)?;
+        request.session = session.session.to_string();
+        let _permit = self.admission.enter(&caller, deadline).await?;
+        let call = to_owner(session, Replay::Safe, deadline);
+        match forward!(self, caller, call, request, close_session, WorkerCloseSessionRequest) {
             // Closing what is not there is done.
             Err(RouteError::UnknownSession { .. }) => Ok(v1::CloseSessionResponse { slots_freed: 0 }),
-            Err(error) => Err(error),
+            closed => closed,
         }
     }
 
@@ -106,38 +131,28 @@ impl HawserService {
         &self,
         request: Request<v1::DescribeSessionRequest>,
     ) -> Result<v1::DescribeSessionResponse, RouteError> {
+        let caller = self.caller(&request)?;
         let deadline = self.call_deadline(&request);
-        let request = request.into_inner();
-        let session = Self::key(convert::session_id(&request.session)?);
-        let _permit = self.admission.enter()?;
-        let ask = |target: Target| {
-            let request = Some(request.clone());
-            let message = v1::WorkerDescribeSessionRequest { route: route(&target), request };
-            async move {
-                let described = self.client(&target)?.describe_session(self.wire(message, deadline)).await;
-                described.map(Response::into_inner).map_err(|status| fault(&status))
-            }
-        };
-        Ok(self.placer.place(&to_owner(session, Replay::Safe, deadline), ask).await?.0)
+        let mut request = request.into_inner();
+        let session = self.session(&caller, &request.session)?;
+        request.session = session.session.to_string();
+        let _permit = self.admission.enter(&caller, deadline).await?;
+        let call = to_owner(session, Replay::Safe, deadline);
+        forward!(self, caller, call, request, describe_session, WorkerDescribeSessionRequest)
     }
 
     pub(super) async fn inspect(
         &self,
         request: Request<v1::InspectSessionRequest>,
     ) -> Result<v1::InspectSessionResponse, RouteError> {
+        let caller = self.caller(&request)?;
         let deadline = self.call_deadline(&request);
-        let request = request.into_inner();
-        let session = Self::key(convert::session_id(&request.session)?);
-        let _permit = self.admission.enter()?;
-        let ask = |target: Target| {
-            let request = Some(request.clone());
-            let message = v1::WorkerInspectSessionRequest { route: route(&target), request };
-            async move {
-                let inspected = self.client(&target)?.inspect_session(self.wire(message, deadline)).await;
-                inspected.map(Response::into_inner).map_err(|status| fault(&status))
-            }
-        };
-        Ok(self.placer.place(&to_owner(session, Replay::Safe, deadline), ask).await?.0)
+        let mut request = request.into_inner();
+        let session = self.session(&caller, &request.session)?;
+        request.session = session.session.to_string();
+        let _permit = self.admission.enter(&caller, deadline).await?;
+        let call = to_owner(session, Replay::Safe, deadline);
+        forward!(self, caller, call, request, inspect_session, WorkerInspectSessionRequest)
     }
 
     /// Every group is asked. One that does not answer in time makes the list incomplete, which it says.
@@ -145,14 +160,16 @@ impl HawserService {
         &self,
         request: Request<v1::ListSessionsRequest>,
     ) -> Result<v1::ListSessionsResponse, RouteError> {
+        let caller = self.caller(&request)?;
         let deadline = self.call_deadline(&request);
         let limit = match request.into_inner().limit {
             0 => MAX_LISTED,
             limit => limit.min(MAX_LISTED),
         };
-        let _permit = self.admission.enter()?;
+        let _permit = self.admission.enter(&caller, deadline).await?;
         let groups = self.placer.view.groups();
-        let answers = groups.into_iter().map(|group| self.sessions_of(group, limit, deadline));
+        let tenant = &caller.tenant;
+        let answers = groups.into_iter().map(|group| self.sessions_of(tenant, group, limit, deadline));
         let mut answers = stream::iter(answers).buffer_unordered(FAN_OUT);
         let (mut sessions, mut truncated) = (Vec::new(), false);
         while let Some(answer) = answers.next().await {
@@ -172,13 +189,14 @@ impl HawserService {
 
     async fn sessions_of(
         &self,
+        tenant: &TenantId,
         group: GroupRecord,
         limit: u32,
         deadline: Deadline,
     ) -> Option<v1::ListSessionsResponse> {
         let target = self.placer.view.target(&group.owner())?;
         let request = Some(v1::ListSessionsRequest { limit });
-        let message = v1::WorkerListSessionsRequest { route: route(&target), request };
+        let message = v1::WorkerListSessionsRequest { route: route(tenant, &target), request };
         let asked = async {
             let listed = self.client(&target)?.list_sessions(self.wire(message, deadline)).await;
             listed.map(Response::into_inner).map_err(|status| fault(&status))

@@ -15,7 +15,7 @@ use hawser_router::{Router, RouterHandle, RouterOptions};
 use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::worker::FakeWorker;
+use crate::worker::{FakeWorker, text, token};
 
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
@@ -113,12 +113,24 @@ pub(crate) fn delta(session: &str) -> v1::GenerateRequest {
 }
 
 /// What a client saw of a turn that ended well.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Turn {
     pub(crate) group: String,
     pub(crate) header: Option<String>,
     pub(crate) chunks: usize,
     pub(crate) number: u32,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) text: String,
+    /// Groups that went on with it.
+    pub(crate) continued: Vec<String>,
+}
+
+impl Turn {
+    /// An answer of so many tokens, whole: each once and in order, with all their text.
+    pub(crate) fn assert_whole(&self, count: usize) {
+        assert_eq!(self.tokens, (0..count).map(token).collect::<Vec<_>>());
+        assert_eq!(self.text, text(count));
+    }
 }
 
 /// Reads a turn to its end.
@@ -129,11 +141,26 @@ pub(crate) async fn turn(
     let response = client.generate(request).await.map_err(|status| fault(&status))?;
     let header = response.metadata().get("hawser-session").map(|value| value.to_str().unwrap().to_owned());
     let mut stream = response.into_inner();
-    let mut turn = Turn { group: placed(&mut stream).await, header, chunks: 0, number: 0 };
+    let group = placed(&mut stream).await;
+    rest(&mut stream, Turn { group, header, ..Turn::default() }).await
+}
+
+/// Reads the rest of a turn.
+pub(crate) async fn rest(
+    stream: &mut Streaming<v1::GenerateResponse>,
+    mut turn: Turn,
+) -> Result<Turn, Fault> {
     loop {
         match stream.message().await.map_err(|status| fault(&status))?.and_then(|response| response.frame) {
-            Some(Frame::Chunk(_)) => turn.chunks += 1,
-            Some(Frame::Finished(finished)) => turn.number = finished.turn,
+            Some(Frame::Chunk(chunk)) => {
+                turn.chunks += 1;
+                turn.tokens.extend(chunk.token_ids);
+                turn.text.push_str(&chunk.text);
+            }
+            Some(Frame::Finished(finished)) => {
+                turn.number = finished.turn;
+                turn.continued = finished.continued.into_iter().map(|placed| placed.group).collect();
+            }
             Some(Frame::Placed(_)) => panic!("placed twice"),
             None if turn.number == 0 => panic!("a short success"),
             None => return Ok(turn),

@@ -2,8 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test code")]
 
+mod admitting;
 mod cluster;
+mod continuing;
 mod failing;
+mod keys;
+mod naming;
 mod placing;
 #[path = "../../../worker/src/remote_store.rs"]
 #[allow(
@@ -12,6 +16,8 @@ mod placing;
     reason = "the worker's client of the served store, tested against its server"
 )]
 mod remote_store;
+mod secured;
 mod serving;
+mod silence;
 mod storing;
 mod worker;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use hawser_common::ErrorCode;
 use hawser_common::clock::Clock;
+use hawser_proto::v1::generate_request::Input;
 use hawser_router::{Router, RouterOptions};
 
 use crate::cluster::{Cluster, LONG, client, delta, options, request, turn};
@@ -172,4 +173,44 @@ async fn draining_groups_keep_their_sessions_and_get_no_new_ones() {
         assert_ne!(cluster.turn(&format!("new-{s}")).await.unwrap().group, first.group);
     }
     assert_eq!(cluster.turn("s").await.unwrap().group, first.group);
+}
+
+#[tokio::test]
+async fn first_turns_of_a_session_that_come_together_go_to_one_group() {
+    let cluster = Cluster::start(4, options()).await;
+    for round in 1..6 {
+        let session = format!("together-{round}");
+        let turns = (0..16).map(|_| {
+            let (mut client, request) = (cluster.client.clone(), request(&session));
+            async move { turn(&mut client, request).await.unwrap().group }
+        });
+        let groups: BTreeSet<_> = join_all(turns).await.into_iter().collect();
+        assert_eq!(groups.len(), 1, "{groups:?}");
+        let asked: usize = cluster.workers.iter().map(|worker| worker.seen.borrow().started).sum();
+        assert_eq!(asked, 16 * round, "no group was asked that did not get the session");
+    }
+    cluster.assert_idle().await;
+}
+
+#[tokio::test]
+async fn sessions_with_the_same_system_message_share_a_group_while_it_has_no_more_than_its_share() {
+    let cluster = Cluster::start(3, options()).await;
+    let with_system = |session: String, system: &str| {
+        let mut request = request(&session);
+        if let Some(Input::Conversation(conversation)) = &mut request.input {
+            let message = hawser_common::chat::Message::text(hawser_common::chat::Role::System, system);
+            conversation.messages.insert(0, (&message).into());
+        }
+        request
+    };
+    let mut groups = Vec::new();
+    for n in 0..30 {
+        let request = with_system(format!("s{n}"), "You are an agent.");
+        groups.push(turn(&mut cluster.client.clone(), request).await.unwrap().group);
+    }
+    assert!(groups[..4].iter().all(|group| *group == groups[0]), "{groups:?}");
+    let mut counts: HashMap<&String, usize> = HashMap::new();
+    groups.iter().for_each(|group| *counts.entry(group).or_default() += 1);
+    assert!(counts.len() == 3 && counts.values().all(|count| *count <= 14), "{counts:?}");
+    cluster.assert_idle().await;
 }

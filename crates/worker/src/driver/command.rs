@@ -8,6 +8,7 @@ use hawser_common::telemetry::TraceParent;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::moves::MoveCommand;
+use crate::ranks::GroupReport;
 use crate::scheduler::{Inspection, Limits, Submission};
 use crate::turn::{Generation, TurnError, TurnEvent};
 
@@ -73,15 +74,16 @@ pub struct DriverHandle {
     commands: SyncSender<Command>,
     capacity: watch::Receiver<Capacity>,
     is_up: watch::Receiver<bool>,
+    report: watch::Receiver<GroupReport>,
 }
 
 impl DriverHandle {
     pub(super) fn new(
         commands: SyncSender<Command>,
         capacity: watch::Receiver<Capacity>,
-        is_up: watch::Receiver<bool>,
+        (is_up, report): (watch::Receiver<bool>, watch::Receiver<GroupReport>),
     ) -> Self {
-        Self { commands, capacity, is_up }
+        Self { commands, capacity, is_up, report }
     }
 
     /// What the group has left, as of a few steps ago at most; changes can be awaited.
@@ -94,6 +96,12 @@ impl DriverHandle {
     #[must_use]
     pub fn is_up(&self) -> watch::Receiver<bool> {
         self.is_up.clone()
+    }
+
+    /// The group's ranks, as of the last step.
+    #[must_use]
+    pub fn report(&self) -> watch::Receiver<GroupReport> {
+        self.report.clone()
     }
 
     /// Hands a command over, or gives it back where the queue is full.

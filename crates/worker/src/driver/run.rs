@@ -1,6 +1,7 @@
 //! The driver's loop: take commands, plan, execute, sample, stream.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
@@ -13,7 +14,9 @@ mod moves;
 
 use super::command::{Command, DriverOptions, Turn};
 use crate::metrics::WorkerMetrics;
-use crate::ranks::{BEAT, FormError, Formation, Leader, RankError, Scoring, TableChange, Traced};
+use crate::ranks::{
+    BEAT, FormError, Formation, GroupReport, Leader, Phase, RankError, Scoring, TableChange, Traced,
+};
 use crate::scheduler::{Kept, PlanEntry, Scheduler, SequenceId, StepPlan, Verdict};
 use crate::turn::{Finish, Generation, PruneTime, Timeline, TurnEnd, TurnError, TurnEvent, Usage};
 use moves::Moving;
@@ -69,6 +72,7 @@ pub(super) struct Driver {
     /// When the ranks are next told that the leader is there, or formed again.
     due: Tick,
     is_up: watch::Sender<bool>,
+    report: watch::Sender<GroupReport>,
     options: DriverOptions,
     scheduler: Scheduler,
     running: HashMap<SequenceId, Running>,
@@ -91,17 +95,23 @@ impl Driver {
         inbox: Receiver<Command>,
     ) -> Result<Self, FormError> {
         let leader = match formation.form(FIRST_EPOCH) {
-            Err(FormError::Missing { missing, world }) => {
-                tracing::info!(missing, world, "waiting for ranks");
+            Err(FormError::Missing { ranks, world }) => {
+                tracing::info!(missing = ?ranks, world, "waiting for ranks");
                 None
             }
             formed => Some(formed?),
         };
         let now = clock.now();
+        let mut report = GroupReport::new(formation.world(), now);
+        if let Some(leader) = &leader {
+            report.formed(leader.epoch(), leader.timers(), now);
+        }
         Ok(Self {
             formation,
             epoch: FIRST_EPOCH,
-            due: now.after(BEAT),
+            // At once, so that the ranks are known.
+            due: now,
+            report: watch::Sender::new(report),
             is_up: watch::Sender::new(leader.is_some()),
             leader,
             options: *options,
@@ -126,6 +136,23 @@ impl Driver {
 
     pub(super) fn is_up(&self) -> watch::Receiver<bool> {
         self.is_up.subscribe()
+    }
+
+    pub(super) fn report(&self) -> watch::Receiver<GroupReport> {
+        self.report.subscribe()
+    }
+
+    /// The group begins something.
+    fn enter(&self, phase: Phase) {
+        let now = self.clock.now();
+        self.report.send_modify(|report| report.enter(phase, now));
+    }
+
+    /// The group has done something.
+    fn done(&self) {
+        let Some(leader) = &self.leader else { return };
+        let (now, steps, figures) = (self.clock.now(), leader.steps(), leader.figures());
+        self.report.send_modify(|report| report.done(steps, Some(&figures), now));
     }
 
     pub(super) fn run(mut self, capacity: &watch::Sender<Capacity>) {
@@ -157,12 +184,11 @@ impl Driver {
         }
         self.due = now.after(BEAT);
         match &mut self.leader {
-            Some(leader) if leader.has_followers() => {
-                if let Err(error) = leader.beat() {
-                    self.fail_group(&error);
-                }
-            }
-            Some(_) => {}
+            Some(leader) if leader.has_followers() => match leader.beat() {
+                Ok(()) => self.done(),
+                Err(error) => self.fail_group(&error),
+            },
+            Some(_) => self.done(),
             None => self.form(),
         }
     }
@@ -171,12 +197,20 @@ impl Driver {
         match self.formation.form(self.epoch + 1) {
             Ok(leader) => {
                 self.epoch += 1;
+                let (timers, now) = (leader.timers(), self.clock.now());
+                self.report.send_modify(|report| report.formed(self.epoch, timers, now));
                 self.leader = Some(leader);
+                self.due = now;
                 tracing::info!(epoch = self.epoch, "the group is up again");
                 self.metrics.up(true);
                 self.is_up.send_replace(true);
             }
-            Err(error) => tracing::debug!(%error, "the group is not up yet"),
+            Err(error) => {
+                if let FormError::Missing { ranks, .. } = &error {
+                    self.report.send_modify(|report| report.missing(ranks));
+                }
+                tracing::debug!(%error, "the group is not up yet");
+            }
         }
     }
 
@@ -278,18 +312,22 @@ impl Driver {
     }
 
     fn execute(&mut self, mut plan: StepPlan) {
+        self.enter(Phase::Running);
         let Some(leader) = &mut self.leader else { return };
         if leader.has_followers() {
             plan.traces = traces(&self.running, &plan.tables);
         }
         let started = self.clock.now();
         self.due = started.after(BEAT);
-        let rows = plan.rows();
-        let stepped = leader.step(plan);
-        self.metrics.step(rows, self.clock.now().since(started));
+        let plan = Arc::new(plan);
+        let stepped = leader.step(&plan);
+        self.metrics.step(plan.rows(), self.clock.now().since(started));
+        if stepped.is_ok() {
+            self.done();
+        }
         match stepped {
-            Ok((plan, Some(logits))) => self.advance(&plan, logits),
-            Ok((_, None)) => {}
+            Ok(Some(logits)) => self.advance(&plan, logits),
+            Ok(None) => {}
             Err(error) => self.fail_group(&error),
         }
     }
@@ -323,8 +361,10 @@ impl Driver {
 
     fn score(&mut self, scoring: Scoring) -> Result<Option<Vec<i64>>, RankError> {
         let changes = self.scheduler.take_changes();
+        self.enter(Phase::Scoring);
         let Some(leader) = &mut self.leader else { return Ok(None) };
         let scores = leader.score(changes, scoring)?;
+        self.done();
         if let Some(scores) = scores.as_ref().filter(|scores| scores.non_finite > 0) {
             tracing::warn!(count = scores.non_finite, "scores were no numbers and count as none");
         }
@@ -337,6 +377,8 @@ impl Driver {
         tracing::error!(%error, epoch = self.epoch, running = self.running.len(), "the group is down");
         self.leader = None;
         self.metrics.up(false);
+        let now = self.clock.now();
+        self.report.send_modify(|report| report.failed(error, now));
         self.is_up.send_replace(false);
         self.scheduler = scheduler(&self.options);
         self.moving.clear();

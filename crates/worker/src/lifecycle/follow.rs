@@ -8,7 +8,7 @@ use hawser_common::{Coded, ErrorCode};
 use hawser_model::checkpoint::Checkpoint;
 use thiserror::Error;
 
-use super::load::{LoadError, shards};
+use super::load::{LoadError, shard_plan, shards};
 use crate::options::{InvalidOptions, WorkerOptions};
 use crate::ranks::{FollowError, Follower, RankWatch};
 
@@ -52,7 +52,8 @@ pub fn follow_leader(options: &WorkerOptions) -> Result<(), FollowerError> {
 pub fn follow_leader_observed(options: &WorkerOptions, telemetry: &Telemetry) -> Result<(), FollowerError> {
     options.validate()?;
     let checkpoint = Checkpoint::open(&options.model).map_err(LoadError::from)?;
-    let shard = shards(&checkpoint, options)?.swap_remove(0);
+    let plan = shard_plan(&checkpoint, options)?;
+    let shard = shards(&checkpoint, options, &plan)?.swap_remove(0);
     let follower = Follower {
         shard,
         model: checkpoint.digest().to_string(),
@@ -60,6 +61,7 @@ pub fn follow_leader_observed(options: &WorkerOptions, telemetry: &Telemetry) ->
         world: options.world,
         leader: options.rendezvous.clone(),
         threads: options.thread_count(),
+        gpu: options.gpu,
         watch: Some(RankWatch { tracer: telemetry.tracer.clone(), clock: Clock::system() }),
     };
     drop(checkpoint);

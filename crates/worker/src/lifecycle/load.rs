@@ -9,8 +9,10 @@ use hawser_common::clock::Clock;
 use hawser_common::telemetry::Tracer;
 use hawser_common::{Coded, ErrorCode};
 use hawser_device::DeviceError;
+use hawser_device::collective::CollectiveError;
 use hawser_device::kv::RowType;
 use hawser_model::checkpoint::{Checkpoint, CheckpointError};
+use hawser_model::config::ModelConfig;
 use hawser_model::executor::ExecutorOptions;
 use hawser_model::layers::{LoadError as ModelError, Model};
 use hawser_model::shard::{Blocks, ShardError, ShardPlan};
@@ -19,9 +21,10 @@ use hawser_proto::v1;
 use thiserror::Error;
 
 use crate::moving::snapshot::Shape;
-use crate::options::{KvType, WorkerOptions};
-use crate::ranks::{Formation, Processes, RankWatch, Threads};
+use crate::options::{CollectiveKind, EngineKind, KvType, WorkerOptions};
+use crate::ranks::{Formation, Processes, RankWatch, Sums, Threads};
 use crate::session::Text;
+use crate::simulated::{self, SimulatedFormation, SimulatedTextError};
 
 /// Fewest slots worth serving with, the dead slot included.
 const MIN_SLOTS: usize = 64;
@@ -37,6 +40,8 @@ pub enum LoadError {
     Device(#[from] DeviceError),
     #[error(transparent)]
     Shard(#[from] ShardError),
+    #[error("worker.collective is nccl: {0}")]
+    Collective(#[from] CollectiveError),
     #[error("cannot listen for ranks at {address}: {source}")]
     Rendezvous { address: String, source: std::io::Error },
     #[error("the chat template of {path}: {source}")]
@@ -45,6 +50,8 @@ pub enum LoadError {
     Context { asked: usize, most: usize },
     #[error("kv_memory_mib = {mib} has room for {slots} tokens; give the pool more memory, or set kv_slots")]
     PoolTooSmall { mib: usize, slots: usize },
+    #[error("the simulated model has no text: {0}")]
+    SimulatedText(#[from] SimulatedTextError),
 }
 
 impl Coded for LoadError {
@@ -61,7 +68,9 @@ impl Coded for LoadError {
 pub struct LoadReport {
     pub model: String,
     pub architecture: String,
+    /// Matrices of the ranks in this process.
     pub weight_bytes: u64,
+    /// KV rows of the ranks in this process, without the archive.
     pub kv_bytes: u64,
     /// Tokens that the pool holds.
     pub slots: usize,
@@ -92,13 +101,63 @@ pub(super) struct Loaded {
 /// # Errors
 /// [`LoadError`] names the file and what in it is wrong.
 pub(super) fn load(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> Result<Loaded, LoadError> {
+    match options.engine {
+        EngineKind::Model => load_model(options, clock, tracer),
+        EngineKind::Simulated => simulate(options, clock),
+    }
+}
+
+/// Everything but a model: nothing is read, and no KV rows are allocated.
+fn simulate(options: &WorkerOptions, clock: &Clock) -> Result<Loaded, LoadError> {
     let started = clock.now();
+    let or = |asked: usize, default| if asked > 0 { asked } else { default };
+    let slots = or(options.kv_slots, simulated::DEFAULT_SLOTS);
+    let context = or(options.context_tokens, simulated::DEFAULT_CONTEXT);
+    let name = if options.model_name.is_empty() { simulated::NAME } else { &options.model_name };
+    let formation =
+        SimulatedFormation { options: options.simulated.clone(), slots: slots + options.archive_slots };
+    let info = v1::ModelInfo {
+        name: name.to_owned(),
+        architecture: simulated::NAME.to_owned(),
+        context_tokens: u32::try_from(context).unwrap_or(u32::MAX),
+        digest: simulated::NAME.to_owned(),
+        groups: 1,
+    };
+    let text = simulated::text()?;
+    let report = LoadReport {
+        model: name.to_owned(),
+        architecture: simulated::NAME.to_owned(),
+        weight_bytes: 0,
+        kv_bytes: 0,
+        slots: slots - 1,
+        context,
+        threads: 1,
+        elapsed: clock.now().since(started),
+    };
+    Ok(Loaded {
+        formation: Box::new(formation),
+        text,
+        end_ids: vec![simulated::END],
+        context,
+        slots,
+        archive_slots: options.archive_slots,
+        model: info,
+        shape: simulated::shape(),
+        report,
+    })
+}
+
+fn load_model(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> Result<Loaded, LoadError> {
+    let started = clock.now();
+    sums(options).probe()?;
     let checkpoint = Checkpoint::open(&options.model)?;
     let config = checkpoint.config().clone();
     let context = context_length(options, config.context_length)?;
     let name = if options.model_name.is_empty() { checkpoint.name() } else { options.model_name.clone() };
     let row_type = row_type(options.kv_type);
-    let bytes_per_slot = 2 * config.layers * config.kv_heads * config.head_dim * row_type.bytes();
+    let plan = shard_plan(&checkpoint, options)?;
+    let of_ranks = rank_slot_bytes(&plan, &config, row_type);
+    let bytes_per_slot = budgeted_slot_bytes(&of_ranks, options);
     let slots = slot_count(options, bytes_per_slot)?;
     let threads = options.thread_count();
     let (text, end_ids) = text_side(&checkpoint, config.vocab)?;
@@ -109,8 +168,11 @@ pub(super) fn load(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> R
     let archive_slots = archive_slots.min(u32::MAX as usize - slots);
     let threads_per_rank = NonZeroUsize::new(threads.get() / options.tp).unwrap_or(NonZeroUsize::MIN);
     let sizes = ExecutorOptions { slots: slots + archive_slots, row_type, threads: threads_per_rank };
+    let shards = shards(&checkpoint, options, &plan)?;
+    let weight_bytes = shards.iter().map(|shard| shard.matrix_bytes() as u64).sum();
+    let slot_bytes_here: usize = shards.iter().map(|shard| of_ranks[shard.shard().rank]).sum();
     let watch = RankWatch { tracer: tracer.clone(), clock: clock.clone() };
-    let formation = formation(&checkpoint, options, sizes, watch)?;
+    let formation = formation(&checkpoint, shards, options, sizes, watch)?;
     let architecture = format!("{:?}", config.architecture).to_lowercase();
     let info = v1::ModelInfo {
         name: name.clone(),
@@ -131,8 +193,8 @@ pub(super) fn load(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> R
     let report = LoadReport {
         model: name,
         architecture,
-        weight_bytes: checkpoint.weight_bytes(),
-        kv_bytes: (slots * bytes_per_slot) as u64,
+        weight_bytes,
+        kv_bytes: (slots * slot_bytes_here) as u64,
         slots: slots - 1,
         context,
         threads: NonZeroUsize::get(threads),
@@ -141,22 +203,44 @@ pub(super) fn load(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> R
     Ok(Loaded { formation, text, end_ids, context, slots, archive_slots, model: info, shape, report })
 }
 
-/// The shards that are here: all of a group in one process, one of a group of processes.
-pub(super) fn shards(checkpoint: &Checkpoint, options: &WorkerOptions) -> Result<Vec<Arc<Model>>, LoadError> {
+/// What each rank of the group holds.
+pub(super) fn shard_plan(checkpoint: &Checkpoint, options: &WorkerOptions) -> Result<ShardPlan, LoadError> {
     let world = NonZeroUsize::new(options.world.max(options.tp)).unwrap_or(NonZeroUsize::MIN);
-    let plan = ShardPlan::new(checkpoint.config(), world, &Blocks::of(checkpoint)?)?;
-    let here = if options.world > 1 { options.rank..options.rank + 1 } else { 0..world.get() };
+    Ok(ShardPlan::new(checkpoint.config(), world, &Blocks::of(checkpoint)?)?)
+}
+
+/// Bytes that one slot takes on each rank: keys and values of the KV heads that it holds, some of which other ranks may
+/// hold too.
+fn rank_slot_bytes(plan: &ShardPlan, config: &ModelConfig, row_type: RowType) -> Vec<usize> {
+    let held = |rank| plan.rank(rank).map_or(0, |shard| shard.heads.held());
+    let bytes = |rank| 2 * config.layers * held(rank) * config.head_dim * row_type.bytes();
+    (0..plan.world()).map(bytes).collect()
+}
+
+/// Bytes that one slot takes of `kv_memory_mib`, which is what one process may use: those of all ranks where they are
+/// here, else those of the rank that holds most, since all ranks have equally many slots.
+fn budgeted_slot_bytes(of_ranks: &[usize], options: &WorkerOptions) -> usize {
+    if options.world > 1 { of_ranks.iter().copied().max().unwrap_or(0) } else { of_ranks.iter().sum() }
+}
+
+/// The shards that are here: all of a group in one process, one of a group of processes.
+pub(super) fn shards(
+    checkpoint: &Checkpoint,
+    options: &WorkerOptions,
+    plan: &ShardPlan,
+) -> Result<Vec<Arc<Model>>, LoadError> {
+    let here = if options.world > 1 { options.rank..options.rank + 1 } else { 0..plan.world() };
     let shards = here.filter_map(|rank| plan.rank(rank));
     shards.map(|shard| Ok(Arc::new(Model::load_shard(checkpoint, shard)?))).collect()
 }
 
 fn formation(
     checkpoint: &Checkpoint,
+    mut shards: Vec<Arc<Model>>,
     options: &WorkerOptions,
     sizes: ExecutorOptions,
     watch: RankWatch,
 ) -> Result<Box<dyn Formation>, LoadError> {
-    let mut shards = shards(checkpoint, options)?;
     let timeout = Duration::from_millis(options.rank_timeout_ms);
     if options.world == 1 {
         return Ok(Box::new(Threads::new(shards, sizes, timeout).watched_by(watch)));
@@ -165,8 +249,18 @@ fn formation(
     let mut addresses = options.rendezvous.to_socket_addrs().map_err(unusable)?;
     let address = addresses.next().ok_or_else(|| unusable(std::io::ErrorKind::AddrNotAvailable.into()))?;
     let own = (shards.swap_remove(0), checkpoint.digest().to_string());
-    let ranks = Processes::listen(address, own, options.world, (sizes, timeout), watch.clock.clone());
+    let terms = (sizes, timeout, sums(options));
+    let ranks = Processes::listen(address, own, options.world, terms, watch.clock.clone());
     Ok(Box::new(ranks.map_err(unusable)?.watched_by(watch)))
+}
+
+/// Over what ranks add up.
+fn sums(options: &WorkerOptions) -> Sums {
+    match options.collective {
+        // Rows are in the memory of the host, and NCCL would copy them to a GPU and back.
+        CollectiveKind::Auto | CollectiveKind::Tcp => Sums::Tcp,
+        CollectiveKind::Nccl => Sums::Nccl { gpu: options.gpu },
+    }
 }
 
 fn context_length(options: &WorkerOptions, most: usize) -> Result<usize, LoadError> {
@@ -219,3 +313,6 @@ fn text_side(checkpoint: &Checkpoint, vocabulary: usize) -> Result<(Text, Vec<u3
     let template = checkpoint.chat_template().map(compile).transpose()?;
     Ok((Text { tokenizer, template, vocabulary }, end_ids))
 }
+
+#[cfg(test)]
+mod tests;

@@ -76,7 +76,7 @@ pub(crate) async fn hand_over(shared: &Arc<Shared>, key: &SessionKey) -> Option<
         return shared.moves.moved(key);
     }
     let owns = shared.registration.valid(shared.clock.now())
-        && held.claimed.is_some_and(|epoch| epoch == shared.registration.epoch());
+        && held.claimed.is_some_and(|term| term == shared.registration.standing().term);
     if !owns {
         return None;
     }
@@ -134,7 +134,7 @@ async fn manifest(
     transcript: &Transcript,
     departure: Option<&Departure>,
 ) -> Result<Vec<u8>, LeaveError> {
-    let used = shared.sessions.summary(key).map_or(Tick::default(), |summary| summary.last_used);
+    let used = shared.sessions.summary(key).map_or_else(Tick::default, |summary| summary.last_used);
     let idle = shared.clock.now().since(used);
     let manifest = Manifest {
         transcript: transcript.clone(),

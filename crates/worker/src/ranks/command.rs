@@ -1,5 +1,7 @@
 //! What the leader tells the ranks, and how it travels: one message per step, with a checksum over what it says.
 
+use std::sync::Arc;
+
 use hawser_common::retention::Aggregation;
 use hawser_common::{Position, SlotId};
 use hawser_kv::retention::Evidence;
@@ -16,13 +18,15 @@ pub struct Command {
     pub epoch: u64,
     pub step: u64,
     pub work: Work,
+    /// After this command the ranks compare their tables.
+    pub compares: bool,
 }
 
 /// What a rank does in a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Work {
     /// Run rows.
-    Run(StepPlan),
+    Run(Arc<StepPlan>),
     /// Score the candidates of a prune or a revival, after these changes.
     Score(Vec<RankChange>, Scoring),
     /// Give the leader the rows of these slots: a session leaves the group.
@@ -119,7 +123,7 @@ mod tests {
             slots: [9, 8, 7].map(SlotId).to_vec(),
             ..StepPlan::default()
         };
-        Command { epoch: 3, step: 41, work: Work::Run(plan) }
+        Command { epoch: 3, step: 41, work: Work::Run(Arc::new(plan)), compares: true }
     }
 
     proptest! {

@@ -2,6 +2,8 @@
 
 use hawser_common::{Coded, ErrorCode};
 use hawser_device::DeviceError;
+use hawser_device::collective::CollectiveError;
+use hawser_device::collective::nccl::UniqueIdError;
 use thiserror::Error;
 
 use super::leader::Leader;
@@ -13,8 +15,12 @@ pub enum FormError {
     Device(#[from] DeviceError),
     #[error("cannot start rank {rank}: {source}")]
     Start { rank: usize, source: std::io::Error },
-    #[error("{missing} of {world} ranks have not joined yet")]
-    Missing { missing: usize, world: usize },
+    #[error("of {world} ranks these have not joined yet: {ranks:?}")]
+    Missing { ranks: Vec<usize>, world: usize },
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+    #[error(transparent)]
+    Id(#[from] UniqueIdError),
     #[error("ranks cannot be heard: {0}")]
     Rendezvous(#[from] std::io::Error),
 }
@@ -23,13 +29,19 @@ impl Coded for FormError {
     fn code(&self) -> ErrorCode {
         match self {
             Self::Device(error) => error.code(),
+            Self::Collective(error) => error.code(),
+            Self::Id(error) => error.code(),
             Self::Start { .. } | Self::Missing { .. } | Self::Rendezvous(_) => ErrorCode::Unavailable,
         }
     }
 }
 
-/// Brings ranks together. Called from the driver's thread: it may block for about a second, not for longer.
+/// Brings ranks together. Called from the driver's thread: it may block for about a second, and for longer only where
+/// all ranks are there and join NCCL's group.
 pub trait Formation: Send + std::fmt::Debug {
+    /// Ranks of the group.
+    fn world(&self) -> usize;
+
     /// The leader of a new epoch, with ranks that hold nothing yet.
     ///
     /// # Errors

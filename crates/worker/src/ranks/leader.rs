@@ -1,13 +1,22 @@
 //! The leader's end of a group: says every command to all ranks and carries it out itself.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
 use hawser_common::SlotId;
-use hawser_device::collective::AbortHandle;
+use hawser_device::collective::{AbortHandle, CallTimer, Traffic};
 use hawser_model::executor::{Logits, MemoryId, MemoryState, Scores};
 
 use super::command::{Command, Scoring, Work};
 use super::link::Link;
 use super::rank::{Outcome, Rank, RankError};
+use super::report::RankFigures;
+use super::tables::TableChange;
 use crate::scheduler::{RankChange, StepPlan};
+
+/// Steps between two comparisons of the tables.
+const COMPARE_EVERY: u64 = 64;
 
 /// The leader of one epoch. Dropping it ends the group.
 #[derive(Debug)]
@@ -43,6 +52,32 @@ impl Leader {
         self.rank.epoch()
     }
 
+    /// Steps that were carried out in this epoch.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.rank.next_step() - 1
+    }
+
+    /// What ranks say of themselves: as of the last comparison, a group of one as of now.
+    #[must_use]
+    pub fn figures(&self) -> Vec<RankFigures> {
+        self.link.as_ref().map_or_else(|| vec![self.rank.figures()], |link| link.figures().to_vec())
+    }
+
+    /// Of the leader's calls to the others: on the link, and for sums.
+    #[must_use]
+    pub fn timers(&self) -> Vec<CallTimer> {
+        let link = self.link.as_ref().map(Link::timer);
+        link.into_iter().chain(self.rank.engine().call_timer()).cloned().collect()
+    }
+
+    /// What the leader has sent so far: on the link, and for sums.
+    #[must_use]
+    pub fn traffic(&self) -> [Traffic; 2] {
+        let link = self.link.as_ref().map_or_else(Traffic::default, Link::traffic);
+        [link, self.rank.engine().traffic()]
+    }
+
     /// Says that the leader is there, and finds out whether the others are.
     ///
     /// # Errors
@@ -65,11 +100,12 @@ impl Leader {
     ///
     /// # Errors
     /// [`RankError`]: the group is over.
-    pub fn step(&mut self, plan: StepPlan) -> Result<(StepPlan, Option<Logits>), RankError> {
-        let command = self.command(Work::Run(plan));
-        let outcome = self.tell(&command)?;
-        let Work::Run(plan) = command.work else { return Err(self.gap()) };
-        Ok((plan, if let Outcome::Logits(logits) = outcome { Some(logits) } else { None }))
+    pub fn step(&mut self, plan: &Arc<StepPlan>) -> Result<Option<Logits>, RankError> {
+        let command = self.command(Work::Run(Arc::clone(plan)));
+        match self.tell(&command)? {
+            Outcome::Logits(logits) => Ok(Some(logits)),
+            Outcome::Nothing | Outcome::Scores(_) | Outcome::Rows(_) | Outcome::Memory(_) => Ok(None),
+        }
     }
 
     /// Scores candidates after some changes; `None` where nothing is remembered to score by.
@@ -129,29 +165,58 @@ impl Leader {
     /// Bytes of one slot in all layers and heads of the model, and numbers of one query row.
     #[must_use]
     pub fn sizes(&self) -> (usize, usize) {
-        let executor = self.rank.executor();
-        (executor.slot_bytes(), executor.query_numbers())
-    }
-
-    fn command(&self, work: Work) -> Command {
-        Command { epoch: self.rank.epoch(), step: self.rank.next_step(), work }
-    }
-
-    fn tell(&mut self, command: &Command) -> Result<Outcome, RankError> {
-        if let Some(link) = &mut self.link {
-            link.send(command)?;
-        }
-        let outcome = self.rank.run(command)?;
-        if let Some(link) = &mut self.link {
-            link.compare(command, || self.rank.tables().digest())?;
-        }
-        Ok(outcome)
+        self.rank.engine().sizes()
     }
 
     fn gap(&self) -> RankError {
         let (expected, own) = (self.rank.next_step(), self.rank.epoch());
         RankError::Gap { expected, own, found: 0, epoch: own }
     }
+
+    fn command(&self, work: Work) -> Command {
+        let (epoch, step) = (self.rank.epoch(), self.rank.next_step());
+        Command { epoch, step, compares: compares(step, &work), work }
+    }
+
+    fn tell(&mut self, command: &Command) -> Result<Outcome, RankError> {
+        // After an error nobody uses the leader again, whatever a panic left of it.
+        let told = catch_unwind(AssertUnwindSafe(|| self.say_and_run(command)));
+        told.unwrap_or_else(|panic| Err(RankError::Panicked { reason: text_of(&*panic) }))
+    }
+
+    fn say_and_run(&mut self, command: &Command) -> Result<Outcome, RankError> {
+        if let Some(link) = &mut self.link {
+            link.send(command)?;
+        }
+        let outcome = self.rank.run(command)?;
+        if let Some(link) = &mut self.link {
+            link.compare(command, &self.rank)?;
+        }
+        Ok(outcome)
+    }
+}
+
+/// Whether ranks compare their tables after a step: in idle times, every so many steps, and in builds with debug
+/// assertions at every prune, before it and once it has reached the tables.
+fn compares(step: u64, work: &Work) -> bool {
+    let due = step.is_multiple_of(COMPARE_EVERY);
+    match work {
+        Work::Beat => true,
+        Work::ReadRows(_) | Work::WriteRows(..) | Work::ReadMemory(_) | Work::WriteMemory(..) | Work::End => {
+            false
+        }
+        Work::Score(..) => due || cfg!(debug_assertions),
+        Work::Run(plan) => {
+            let patches = || plan.tables.iter().any(|change| matches!(change, TableChange::Patch { .. }));
+            due || (cfg!(debug_assertions) && patches())
+        }
+    }
+}
+
+/// What a panic said.
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
 impl Drop for Leader {

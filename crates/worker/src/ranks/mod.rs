@@ -5,24 +5,32 @@
 //! ends the group instead of leaving a command out.
 
 mod command;
+mod engine;
 mod follower;
 mod formation;
 mod leader;
 mod link;
+mod probe;
 mod processes;
 mod rank;
 mod rendezvous;
+mod report;
+mod sums;
 mod tables;
 mod threads;
 mod traced;
 
 pub use command::{Command, CommandError, Scoring, Work};
+pub use engine::{Engine, EngineFigures};
 pub use follower::follow;
 pub use formation::{FormError, Formation};
 pub use leader::Leader;
-pub use link::{BEAT, Link};
+pub use link::{BEAT, Channel, Link};
+pub use probe::{Probe, Seat, Unprobed};
 pub use processes::{FollowError, Follower, Processes};
 pub use rank::{Outcome, Rank, RankError};
+pub use report::{GroupReport, Health, Phase, RankFigures, RankReport};
+pub use sums::Sums;
 pub use tables::{Table, TableChange, Tables};
 pub use threads::Threads;
 pub use traced::{RankWatch, Traced};

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hawser_common::clock::Clock;
-use hawser_device::collective::{Collective, TcpRank};
+use hawser_device::collective::TcpRank;
+use hawser_device::collective::nccl::Member;
 use hawser_device::kv::RowType;
 use hawser_model::executor::{Executor, ExecutorOptions};
 use hawser_model::layers::Model;
@@ -15,13 +16,17 @@ use thiserror::Error;
 use super::follower::follow;
 use super::formation::{FormError, Formation};
 use super::leader::Leader;
-use super::link::Link;
+use super::link::{Channel, Link};
+use super::probe::Unprobed;
 use super::rank::{Rank, RankError};
-use super::rendezvous::{Channel, GREETING, Hello, Terms, Welcome, hear, say};
+use super::rendezvous::{GREETING, Hello, Terms, Welcome, hear, say};
+use super::sums::{self, Sums, lead};
 use super::traced::RankWatch;
 
 /// Longest that the leader looks for followers in one try.
 const LOOK: Duration = Duration::from_millis(800);
+/// Longest that one connection may hold the leader up.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// Between two looks.
 const POLL: Duration = Duration::from_millis(10);
 /// Connections that may be greeted in one try: strangers do not keep the leader for ever.
@@ -38,6 +43,7 @@ pub struct Processes {
     world: usize,
     options: ExecutorOptions,
     timeout: Duration,
+    sums: Sums,
     clock: Clock,
     /// Ranks that have come, at `rank - 1`.
     joined: Vec<Joining>,
@@ -69,13 +75,13 @@ impl Processes {
         address: SocketAddr,
         (shard, model): (Arc<Model>, String),
         world: usize,
-        (options, timeout): (ExecutorOptions, Duration),
+        (options, timeout, sums): (ExecutorOptions, Duration, Sums),
         clock: Clock,
     ) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let joined = (1..world).map(|_| Joining::default()).collect();
-        Ok(Self { listener, shard, model, world, options, timeout, clock, joined, watch: None })
+        Ok(Self { listener, shard, model, world, options, timeout, sums, clock, joined, watch: None })
     }
 
     /// The same, under watch.
@@ -122,9 +128,9 @@ impl Processes {
     fn greet(&mut self, mut stream: TcpStream) -> io::Result<()> {
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
-        // A follower speaks at once; a stranger that does not may hold the leader up for this long.
-        stream.set_read_timeout(Some(Duration::from_millis(500)))?;
-        stream.set_write_timeout(Some(GREETING))?;
+        // A follower speaks at once.
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
         let hello: Hello = hear(&mut stream)?;
         if let Some(reason) = hello.refused(&self.model, self.world) {
             tracing::warn!(rank = hello.rank, %reason, "a rank was refused");
@@ -152,32 +158,43 @@ impl Processes {
                 RowType::Bf16 => 2,
             },
             timeout_ms: u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX),
+            nccl: self.sums.draw()?,
         };
         let (mut commands, mut sums) = (Vec::new(), Vec::new());
         for joining in &mut self.joined {
             let Joining { commands: command, sums: sum, .. } = std::mem::take(joining);
             for (stream, list) in [(command, &mut commands), (sum, &mut sums)] {
                 let mut stream = stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
-                say(&mut stream, &Welcome::Start(terms))?;
+                say(&mut stream, &Welcome::Start(terms.clone()))?;
                 list.push(stream);
             }
         }
-        let sums = TcpRank::hub(sums, self.timeout)?;
+        let sums = lead(self.sums, terms.nccl.as_deref(), sums, self.timeout)?;
         let link = Link::new(Box::new(TcpRank::hub(commands, self.timeout)?));
         let abort = sums.abort_handle();
-        let executor = Executor::in_group(Arc::clone(&self.shard), self.options, Box::new(sums))?;
+        let executor = Executor::in_group(Arc::clone(&self.shard), self.options, sums)?;
         let rank = Rank::new(executor, epoch).watched_by(self.watch.clone(), 0);
         Ok(Leader::of(rank, link, abort))
     }
 }
 
 impl Formation for Processes {
+    fn world(&self) -> usize {
+        self.world
+    }
+
     fn form(&mut self, epoch: u64) -> Result<Leader, FormError> {
         if self.gather()? {
             return self.start(epoch);
         }
-        let missing = self.joined.iter().filter(|joining| !joining.is_here()).count();
-        Err(FormError::Missing { missing, world: self.world })
+        for joining in &mut self.joined {
+            // One that cannot be told is gone, and comes again if it can.
+            if joining.commands.as_mut().is_some_and(|stream| say(stream, &Welcome::Wait).is_err()) {
+                *joining = Joining::default();
+            }
+        }
+        let missing = (1..).zip(&self.joined).filter(|(_, joining)| !joining.is_here());
+        Err(FormError::Missing { ranks: missing.map(|(rank, _)| rank).collect(), world: self.world })
     }
 }
 
@@ -216,6 +233,8 @@ pub struct Follower {
     pub leader: String,
     pub threads: std::num::NonZeroUsize,
     pub watch: Option<RankWatch>,
+    /// Number of its GPU, where the leader chooses NCCL.
+    pub gpu: usize,
 }
 
 impl Follower {
@@ -230,19 +249,21 @@ impl Follower {
         let terms = self.terms(&mut commands)?;
         self.terms(&mut sums)?;
         let timeout = Duration::from_millis(terms.timeout_ms);
-        let spoke = |stream| TcpRank::spoke(self.rank, self.world, stream, timeout).map_err(connect);
-        let mut link = Link::new(Box::new(spoke(commands)?));
+        let spoke = TcpRank::spoke(self.rank, self.world, commands, timeout).map_err(connect)?;
+        let mut link = Link::new(Box::new(spoke));
         let row_type = match terms.row_type {
             0 => RowType::F32,
             1 => RowType::F16,
             _ => RowType::Bf16,
         };
         let options = ExecutorOptions { slots: terms.slots, row_type, threads: self.threads };
-        let sums = Box::new(spoke(sums)?);
+        let member = Member { rank: self.rank, world: self.world };
+        let sums = sums::follow(self.gpu, terms.nccl.as_deref(), member, sums, timeout)?;
+        let abort = sums.abort_handle();
         let executor = Executor::in_group(Arc::clone(&self.shard), options, sums).map_err(FormError::from)?;
         let mut rank = Rank::new(executor, terms.epoch).watched_by(self.watch.clone(), self.rank);
         tracing::info!(rank = self.rank, epoch = terms.epoch, "joined the group");
-        Ok(follow(&mut rank, &mut link)?)
+        Ok(follow(&mut rank, &mut link, &abort, &Unprobed)?)
     }
 
     fn open(&self, attempt: u64, channel: Channel) -> io::Result<TcpStream> {
@@ -251,18 +272,23 @@ impl Follower {
         let mut stream = TcpStream::connect_timeout(&address, GREETING)?;
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(GREETING))?;
+        stream.set_read_timeout(Some(GREETING))?;
         say(&mut stream, &Hello::new(&self.model, (self.rank, self.world), attempt, channel))?;
         Ok(stream)
     }
 
-    /// Waits until the group starts: other ranks may take their time.
+    /// Waits until the group starts: for as long as the leader says that other ranks are missing, since they may take
+    /// their time.
     fn terms(&self, stream: &mut TcpStream) -> Result<Terms, FollowError> {
-        match hear(stream) {
-            Ok(Welcome::Start(terms)) => Ok(terms),
-            Ok(Welcome::Refused { reason }) => {
-                Err(FollowError::Refused { address: self.leader.clone(), reason })
+        loop {
+            match hear(stream) {
+                Ok(Welcome::Wait) => {}
+                Ok(Welcome::Start(terms)) => return Ok(terms),
+                Ok(Welcome::Refused { reason }) => {
+                    return Err(FollowError::Refused { address: self.leader.clone(), reason });
+                }
+                Err(source) => return Err(FollowError::Connect { address: self.leader.clone(), source }),
             }
-            Err(source) => Err(FollowError::Connect { address: self.leader.clone(), source }),
         }
     }
 }

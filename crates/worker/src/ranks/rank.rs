@@ -3,15 +3,20 @@
 //! Promises to refuse a command that is not the next one, and that ranks which ran the same commands have the same
 //! tables. Never decides anything.
 
+use std::time::Duration;
+
+use hawser_common::clock::Clock;
 use hawser_common::{Coded, ErrorCode};
 use hawser_device::collective::{CollectiveError, StepTag};
-use hawser_model::executor::{Batch, Executor, LogitRows, Logits, MemoryState, Scores, Sequence, StepError};
+use hawser_model::executor::{Batch, LogitRows, Logits, MemoryState, Scores, Sequence, StepError};
 use thiserror::Error;
 
 use super::command::{Command, CommandError, Scoring, Work};
+use super::engine::{Engine, EngineFigures};
+use super::report::RankFigures;
 use super::tables::{Table, Tables};
 use super::traced::{RankWatch, Spans};
-use crate::scheduler::{RankChange, StepPlan};
+use crate::scheduler::StepPlan;
 
 /// Why a rank cannot go on. The group is over.
 #[derive(Debug, Error)]
@@ -22,12 +27,26 @@ pub enum RankError {
     Command(#[from] CommandError),
     #[error(transparent)]
     Step(#[from] StepError),
-    #[error("a command of {bytes} bytes was announced; the longest has {most}")]
-    Length { bytes: i64, most: usize },
+    #[error("a command announces its length as {word:#018x}: damaged, or beyond {most} bytes")]
+    Length { word: u64, most: usize },
     #[error("the slot tables of the ranks differ after step {step}")]
     Tables { step: u64 },
+    /// On the leader, whose thread goes on; another rank's panic ends its thread or process.
+    #[error("the leader's rank panicked: {reason}")]
+    Panicked { reason: String },
     #[error("the group is over: {0}")]
     Group(CollectiveError),
+}
+
+impl RankError {
+    /// The rank that it is about, where that is known.
+    #[must_use]
+    pub fn rank(&self) -> Option<usize> {
+        match self {
+            Self::Group(error) | Self::Step(StepError::Group(error)) => error.rank(),
+            _ => None,
+        }
+    }
 }
 
 impl Coded for RankError {
@@ -38,6 +57,7 @@ impl Coded for RankError {
             | Self::Command(_)
             | Self::Length { .. }
             | Self::Tables { .. }
+            | Self::Panicked { .. }
             | Self::Group(_) => ErrorCode::Unavailable,
         }
     }
@@ -58,19 +78,31 @@ pub enum Outcome {
 /// A rank's state.
 #[derive(Debug)]
 pub struct Rank {
-    executor: Executor,
+    engine: Box<dyn Engine>,
     tables: Tables,
     epoch: u64,
     /// The step that is due.
     next: u64,
+    /// It only measures: nothing that a rank does depends on it.
+    clock: Clock,
+    /// Spent on commands.
+    busy: Duration,
     spans: Spans,
 }
 
 impl Rank {
     /// A rank at the beginning of an epoch.
     #[must_use]
-    pub fn new(executor: Executor, epoch: u64) -> Self {
-        Self { executor, tables: Tables::default(), epoch, next: 1, spans: Spans::default() }
+    pub fn new(engine: impl Engine + 'static, epoch: u64) -> Self {
+        Self {
+            engine: Box::new(engine),
+            tables: Tables::default(),
+            epoch,
+            next: 1,
+            clock: Clock::system(),
+            busy: Duration::ZERO,
+            spans: Spans::default(),
+        }
     }
 
     /// The same, whose work for traced turns is told.
@@ -81,13 +113,13 @@ impl Rank {
     }
 
     #[must_use]
-    pub fn executor(&self) -> &Executor {
-        &self.executor
-    }
-
-    #[must_use]
     pub fn tables(&self) -> &Tables {
         &self.tables
+    }
+
+    /// The tables, to change outside a command. For tests.
+    pub fn tables_mut(&mut self) -> &mut Tables {
+        &mut self.tables
     }
 
     /// Number of the step that is due.
@@ -101,53 +133,64 @@ impl Rank {
         self.epoch
     }
 
+    #[must_use]
+    pub fn engine(&self) -> &dyn Engine {
+        &*self.engine
+    }
+
+    /// What people may know of it.
+    #[must_use]
+    pub fn figures(&self) -> RankFigures {
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let EngineFigures { weight_bytes, kv_bytes, threads, across } = self.engine.figures();
+        RankFigures {
+            step: self.next - 1,
+            weight_bytes,
+            kv_bytes,
+            threads,
+            computing_us: micros(self.busy.saturating_sub(across)),
+            across_us: micros(across),
+        }
+    }
+
     /// Carries out the next command.
     ///
     /// # Errors
     /// [`RankError`]: a gap, or a step that failed here or on another rank.
     pub fn run(&mut self, command: &Command) -> Result<Outcome, RankError> {
-        let Command { epoch, step, work } = command;
+        let Command { epoch, step, work, compares: _ } = command;
         if (*epoch, *step) != (self.epoch, self.next) {
             let (expected, own) = (self.next, self.epoch);
             return Err(RankError::Gap { expected, own, found: *step, epoch: *epoch });
         }
         self.next += 1;
-        self.executor.begin(StepTag { epoch: self.epoch, step: *step });
-        match work {
+        self.engine.begin(StepTag { epoch: self.epoch, step: *step });
+        let began = self.clock.now();
+        let outcome = match work {
             Work::Run(plan) => self.run_plan(plan),
             Work::Score(changes, scoring) => {
-                self.change_all(changes);
+                changes.iter().for_each(|change| self.engine.change(change));
                 self.score(scoring)
             }
-            Work::ReadRows(slots) => Ok(Outcome::Rows(self.executor.read_rows(slots)?)),
+            Work::ReadRows(slots) => Ok(Outcome::Rows(self.engine.read_rows(slots)?)),
             Work::WriteRows(slots, bytes) => {
-                self.executor.write_rows(slots, bytes);
+                self.engine.write_rows(slots, bytes);
                 Ok(Outcome::Nothing)
             }
-            Work::ReadMemory(id) => Ok(Outcome::Memory(self.executor.read_memory(*id)?.map(Box::new))),
+            Work::ReadMemory(id) => Ok(Outcome::Memory(self.engine.read_memory(*id)?.map(Box::new))),
             Work::WriteMemory(id, state) => {
-                self.executor.write_memory(*id, state);
+                self.engine.write_memory(*id, state);
                 Ok(Outcome::Nothing)
             }
             Work::Beat | Work::End => Ok(Outcome::Nothing),
-        }
-    }
-
-    fn change_all(&mut self, changes: &[RankChange]) {
-        for change in changes {
-            match change {
-                RankChange::Begin(id) => self.executor.begin_memory(*id),
-                RankChange::TakeBack(id) => self.executor.take_back_memory(*id),
-                RankChange::Fork { from, to } => self.executor.fork_memory(*from, *to),
-                RankChange::Forget(id) => self.executor.forget_memory(*id),
-                RankChange::Move(row) => self.executor.move_row(row),
-            }
-        }
+        };
+        self.busy += self.clock.now().since(began);
+        outcome
     }
 
     fn run_plan(&mut self, plan: &StepPlan) -> Result<Outcome, RankError> {
         let started = self.spans.begin(plan);
-        self.change_all(&plan.changes);
+        plan.changes.iter().for_each(|change| self.engine.change(change));
         plan.tables.iter().for_each(|change| self.tables.apply(change));
         if plan.entries.is_empty() {
             return Ok(Outcome::Nothing);
@@ -173,19 +216,19 @@ impl Rank {
             slots: &plan.slots,
             sequences: &sequences,
         };
-        let logits = self.executor.step(&batch)?;
+        let logits = self.engine.step(&batch)?;
         self.spans.ran(plan, started);
         for entry in plan.entries.iter().filter(|entry| !entry.hint) {
             let (positions, slots) = (&plan.positions[entry.rows.clone()], &plan.slots[entry.rows.clone()]);
             self.tables.append(entry.sequence, positions, slots);
         }
         for (observe, recursion) in plan.entries.iter().filter_map(|e| e.observe.as_ref().zip(e.remember)) {
-            self.executor.remember(observe.memory, recursion);
+            self.engine.remember(observe.memory, recursion);
         }
         Ok(Outcome::Logits(logits))
     }
 
     fn score(&mut self, scoring: &Scoring) -> Result<Outcome, RankError> {
-        Ok(Outcome::Scores(self.executor.score(&scoring.request())?))
+        Ok(Outcome::Scores(self.engine.score(&scoring.request())?))
     }
 }

@@ -11,19 +11,14 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::link::Channel;
+
 /// Longest greeting.
 const MAX_BYTES: usize = 4_096;
-/// Longest that either side waits for the other's greeting.
+/// Longest that a follower waits for the leader to say anything.
 pub(super) const GREETING: Duration = Duration::from_secs(5);
 /// Changes with the messages between ranks; the build says the rest.
-const PROTOCOL: &str = concat!("hawser-ranks/2 ", env!("CARGO_PKG_VERSION"));
-
-/// What a connection is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Channel {
-    Commands,
-    Sums,
-}
+const PROTOCOL: &str = concat!("hawser-ranks/3 ", env!("CARGO_PKG_VERSION"));
 
 /// A follower's greeting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,6 +56,9 @@ impl Hello {
 /// The leader's answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Welcome {
+    /// Others are missing still. Said on the connection for commands at every look for them, so that a rank which waits
+    /// knows that the leader is there.
+    Wait,
     /// All ranks are there.
     Start(Terms),
     Refused {
@@ -69,7 +67,7 @@ pub(super) enum Welcome {
 }
 
 /// What a follower needs to know of its group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Terms {
     pub(super) epoch: u64,
     /// Slots of the KV rows, the archive's included.
@@ -77,6 +75,8 @@ pub(super) struct Terms {
     /// 0: f32, 1: f16, 2: bf16.
     pub(super) row_type: u8,
     pub(super) timeout_ms: u64,
+    /// Id of the group of NCCL in which ranks add up; `None`: they do so over the second connection.
+    pub(super) nccl: Option<Vec<u8>>,
 }
 
 /// Sends a greeting, with its length in front.

@@ -4,16 +4,21 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use hawser_device::collective::{Collective, ThreadGroup};
+use hawser_device::collective::ThreadGroup;
 use hawser_model::executor::{Executor, ExecutorOptions};
 use hawser_model::layers::Model;
 
 use super::follower::follow;
 use super::formation::{FormError, Formation};
 use super::leader::Leader;
-use super::link::Link;
+use super::link::{Channel, Link};
+use super::probe::{Probe, Seat, Unprobed};
 use super::rank::Rank;
 use super::traced::RankWatch;
+
+/// How often and how long to look whether the threads of an epoch have ended: they were told, and most do at once.
+const LOOKS: u32 = 80;
+const LOOK: Duration = Duration::from_millis(10);
 
 /// One rank per model shard, in the order of the ranks.
 #[derive(Debug)]
@@ -22,14 +27,17 @@ pub struct Threads {
     options: ExecutorOptions,
     /// Longest that a rank waits for another.
     timeout: Duration,
-    followers: Vec<JoinHandle<()>>,
+    /// By rank.
+    followers: Vec<(usize, JoinHandle<()>)>,
+    probe: Arc<dyn Probe>,
     watch: Option<RankWatch>,
 }
 
 impl Threads {
     #[must_use]
     pub fn new(shards: Vec<Arc<Model>>, options: ExecutorOptions, timeout: Duration) -> Self {
-        Self { shards, options, timeout, followers: Vec::new(), watch: None }
+        let probe = Arc::new(Unprobed);
+        Self { shards, options, timeout, followers: Vec::new(), probe, watch: None }
     }
 
     /// The same, under watch.
@@ -39,19 +47,41 @@ impl Threads {
         self
     }
 
-    /// Waits for the followers of the epoch before: they were told, and their memory is needed.
-    fn join(&mut self) {
-        for follower in self.followers.drain(..) {
-            // A rank that panicked has said so on standard error.
-            let _ = follower.join();
+    /// The same, with a probe in its ranks. For tests.
+    #[must_use]
+    pub fn probed_by(mut self, probe: Arc<dyn Probe>) -> Self {
+        self.probe = probe;
+        self
+    }
+
+    /// Waits for the followers of the epoch before, whose memory is needed; which have not ended. A thread cannot be
+    /// ended from outside, so one that hangs keeps the group down instead of the driver.
+    fn join(&mut self) -> Vec<usize> {
+        for _ in 0..LOOKS {
+            // One that panicked has said so on standard error.
+            for (_, ended) in self.followers.extract_if(.., |(_, follower)| follower.is_finished()) {
+                let _ = ended.join();
+            }
+            if self.followers.is_empty() {
+                break;
+            }
+            std::thread::sleep(LOOK);
         }
+        self.followers.iter().map(|(rank, _)| *rank).collect()
     }
 }
 
 impl Formation for Threads {
+    fn world(&self) -> usize {
+        self.shards.len()
+    }
+
     fn form(&mut self, epoch: u64) -> Result<Leader, FormError> {
-        self.join();
         let world = self.shards.len();
+        let ranks = self.join();
+        if !ranks.is_empty() {
+            return Err(FormError::Missing { ranks, world });
+        }
         if world == 1 {
             let executor = Executor::new(Arc::clone(&self.shards[0]), self.options)?;
             return Ok(Leader::alone(Rank::new(executor, epoch)));
@@ -60,23 +90,26 @@ impl Formation for Threads {
         let links = ThreadGroup::new(world, self.timeout);
         let mut leader = None;
         for (rank, (sum, link)) in sums.into_iter().zip(links).enumerate() {
+            let seat = Seat { epoch, rank };
+            let sum = self.probe.transport(seat, Channel::Sums, Box::new(sum));
+            let link = self.probe.transport(seat, Channel::Commands, Box::new(link));
             let abort = sum.abort_handle();
             let shard = Arc::clone(&self.shards[rank]);
-            let executor = Executor::in_group(shard, self.options, Box::new(sum))?;
-            let state = Rank::new(executor, epoch).watched_by(self.watch.clone(), rank);
-            let mut link = Link::new(Box::new(link));
+            let executor = Executor::in_group(shard, self.options, sum)?;
+            let mut state = Rank::new(executor, epoch).watched_by(self.watch.clone(), rank);
+            let mut link = Link::new(link);
             if rank == 0 {
                 leader = Some(Leader::of(state, link, abort));
                 continue;
             }
-            let mut state = state;
+            let probe = Arc::clone(&self.probe);
             let run = move || {
-                if let Err(error) = follow(&mut state, &mut link) {
+                if let Err(error) = follow(&mut state, &mut link, &abort, &*probe) {
                     tracing::warn!(rank, epoch, %error, "a rank has left the group");
                 }
             };
             let thread = std::thread::Builder::new().name(format!("hawser-rank-{rank}")).spawn(run);
-            self.followers.push(thread.map_err(|source| FormError::Start { rank, source })?);
+            self.followers.push((rank, thread.map_err(|source| FormError::Start { rank, source })?));
         }
         Ok(leader.expect("rank 0 is the leader"))
     }

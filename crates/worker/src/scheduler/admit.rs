@@ -80,12 +80,12 @@ impl Scheduler {
         }
         let shared = self.take_shared(&mut sequence, now);
         self.begin_memory(&mut sequence);
-        let reused = sequence.map.len();
+        let reused = sequence.map.len().min(sequence.prompt);
         let admission = Admission {
             prompt: sequence.prompt,
             reused,
-            dead: reused - sequence.map.live().len(),
-            shared,
+            dead: (sequence.map.len() - sequence.map.live().len()).min(reused),
+            shared: shared.min(reused),
             queued: now.since(sequence.arrived),
         };
         sequence.admission.get_or_insert(admission);

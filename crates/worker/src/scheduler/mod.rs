@@ -221,8 +221,10 @@ impl Scheduler {
             let before_hint = if hint > 0 { sequence.prompt - 1 - start } else { 0 };
             let with_hint = hint > 0 && before_hint == 0;
             let chunk = if hint > 0 { pending.min(before_hint.max(1)) } else { pending };
+            // So must the rows of a begun answer, of the prune that follows the prompt.
+            let before_answer = if start < sequence.prompt { sequence.prompt - start } else { pending };
             let room = budget - plan.rows();
-            let count = chunk.min(before_prune).min(room);
+            let count = chunk.min(before_prune).min(before_answer).min(room);
             let waits = count == pending && sequence.paused;
             let is_decode = pending == 1 || with_hint;
             if count == 0 || is_decode != decode || waits || (with_hint && room <= hint) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hawser_common::clock::Tick;
 use hawser_common::retention::Retention;
 use hawser_common::{Position, SessionKey, TenantId};
-use hawser_kv::retention::{Event, Marks, PruneLog};
+use hawser_kv::retention::{Event, Marks, Origin, PruneLog};
 use hawser_kv::{ArchiveId, SlotMap};
 use hawser_model::executor::MemoryId;
 
@@ -24,7 +24,9 @@ pub struct Submission {
     pub namespace: TenantId,
     /// The whole prompt, history included; never empty.
     pub prompt: Vec<u32>,
-    /// Most tokens it may generate.
+    /// Tokens of the answer that another group generated; they are run with the prompt.
+    pub begun: Vec<u32>,
+    /// Most tokens of the answer, the begun ones included.
     pub max_new: usize,
     pub deadline: Option<Tick>,
     pub keep: Keep,
@@ -118,13 +120,20 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    pub(super) fn new(submission: Submission, now: Tick) -> Self {
+    pub(super) fn new(mut submission: Submission, now: Tick) -> Self {
+        let (prompt, mut tokens) = (submission.prompt.len(), submission.prompt);
+        if !submission.begun.is_empty() {
+            tokens.append(&mut submission.begun);
+            let marks = &mut submission.keep.marks;
+            let turn = marks.turn();
+            marks.extend_to(Self::positions(tokens.len(), 0).start, Origin::Assistant, turn);
+        }
         Self {
             id: submission.id,
             session: submission.session,
             namespace: submission.namespace,
-            prompt: submission.prompt.len(),
-            tokens: submission.prompt,
+            prompt,
+            tokens,
             max_new: submission.max_new,
             deadline: submission.deadline,
             arrived: now,

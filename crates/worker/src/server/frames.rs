@@ -62,5 +62,6 @@ pub(super) fn finished(end: &TurnEnd, turn: u32) -> v1::Finished {
         }),
         seed: end.seed,
         turn,
+        continued: Vec::new(),
     }
 }

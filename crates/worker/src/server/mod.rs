@@ -3,6 +3,7 @@
 mod frames;
 mod inspect;
 mod intent;
+mod ranks;
 mod sessions;
 mod stream;
 mod turns;

@@ -21,6 +21,8 @@ const MAX_CHUNK_TOKENS: usize = 64;
 pub(crate) struct TurnStreamParts {
     pub(crate) guard: TurnGuard,
     pub(crate) prompt: Prompt,
+    /// Tokens of the answer that another group delivered.
+    pub(crate) continued: usize,
     pub(crate) events: mpsc::Receiver<TurnEvent>,
     pub(crate) tracked: TaskTrackerToken,
 }
@@ -30,6 +32,7 @@ pub(crate) struct TurnStreamParts {
 pub(crate) struct TurnStream {
     guard: TurnGuard,
     prompt: Option<Prompt>,
+    continued: usize,
     events: mpsc::Receiver<TurnEvent>,
     /// Taken from the channel behind tokens that went out first.
     next: Option<TurnEvent>,
@@ -48,9 +51,9 @@ enum State {
 
 impl TurnStream {
     pub(crate) fn new(parts: TurnStreamParts) -> Self {
-        let TurnStreamParts { guard, prompt, events, tracked } = parts;
+        let TurnStreamParts { guard, prompt, continued, events, tracked } = parts;
         let (next, state, watch) = (None, State::Opening, None);
-        Self { guard, prompt: Some(prompt), events, next, state, watch, _tracked: tracked }
+        Self { guard, prompt: Some(prompt), continued, events, next, state, watch, _tracked: tracked }
     }
 
     pub(crate) fn watched_by(self, watch: TurnWatch) -> Self {
@@ -99,12 +102,14 @@ impl TurnStream {
             group: group.to_string(),
             epoch: epoch.0,
             model: shared.model.clone(),
+            continued_tokens: u32::try_from(self.continued).unwrap_or(u32::MAX),
         }
     }
 
     fn on_event(&mut self, event: Option<TurnEvent>) -> Result<Frame, TurnError> {
         match event {
             Some(TurnEvent::Token(piece)) => Ok(Frame::Chunk(self.chunk(piece))),
+            Some(TurnEvent::Text(text)) => Ok(Frame::Chunk(v1::Chunk { text, ..Default::default() })),
             Some(TurnEvent::Finished(end)) => {
                 self.state = State::Ended;
                 if let Some(watch) = &mut self.watch {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hawser_common::clock::{Clock, Tick};
 use hawser_common::group::Owner;
-use hawser_common::request::TurnRequest;
+use hawser_common::request::{Begun, Extent, TurnRequest};
 use hawser_common::retention::{Choice, Retention};
 use hawser_common::sampling::Sampling;
 use hawser_common::tasks::Tasks;
@@ -23,7 +23,7 @@ use crate::metrics::{TurnWatch, WorkerMetrics};
 use crate::moving::{Moves, hand_over};
 use crate::scheduler::{Keep, SequenceId, Submission};
 use crate::session::{Held, Prompt, Sessions, Text, Transcript, build_prompt};
-use crate::turn::{Generation, GenerationOptions, TurnError};
+use crate::turn::{Generation, GenerationOptions, TurnEnd, TurnError, TurnEvent};
 
 /// What every handler of a leader shares.
 #[derive(Debug)]
@@ -87,15 +87,16 @@ impl Shared {
         }
     }
 
-    /// Makes the session this group's in the store, once per epoch.
+    /// Makes the session this group's in the store, once per registration.
     pub(crate) async fn claim(&self, key: &SessionKey, held: &mut Transcript) -> Result<(), TurnError> {
-        let epoch = self.registration.epoch();
-        if held.claimed == Some(epoch) {
+        // Where the group registers again meanwhile, the claim counts for a term that is over, and nothing is served.
+        let term = self.registration.standing().term;
+        if held.claimed == Some(term) {
             return Ok(());
         }
         match self.registration.claim(key.clone()).await {
-            Ok(epoch) => {
-                held.claimed = Some(epoch);
+            Ok(_) => {
+                held.claimed = Some(term);
                 Ok(())
             }
             Err(ClaimError::Owned(owner)) => Err(TurnError::StaleOwner(owner)),
@@ -107,11 +108,17 @@ impl Shared {
         Owner { group: self.group.clone(), epoch: self.registration.epoch() }
     }
 
-    /// Gives the session back to the store.
+    /// Gives the session back to the store. Called while the session is checked out: its next turn's claim comes after
+    /// this, and is not undone by it.
     pub(crate) fn unclaim(&self, key: &SessionKey) {
-        let (registration, key) = (self.registration.clone(), key.clone());
-        self.tasks.spawn(async move { registration.release(key).await });
+        self.registration.give_up(key.clone());
     }
+}
+
+/// What follows a prompt: which of the history is kept, and the beginning of the answer if another group made one.
+struct Answered {
+    keep: Keep,
+    begun: Begun,
 }
 
 /// Runs turns.
@@ -131,16 +138,28 @@ impl TurnService {
         &self,
         tenant: TenantId,
         request: TurnRequest,
+        begun: Option<Begun>,
         deadline: Option<Tick>,
         watch: &mut TurnWatch,
     ) -> Result<TurnStream, TurnError> {
+        let continued = begun.as_ref().map_or(0, |begun| begun.tokens.len());
         let shared = &self.shared;
+        // Taken before anything is waited for, so that a shutdown waits for this turn, or this turn sees the drain.
+        let tracked = shared.turns.token();
+        if shared.draining.is_cancelled() {
+            return Err(TurnError::Draining);
+        }
         watch.about(request.session.as_ref(), &shared.owner());
         let key = request.session.clone().map(|session| SessionKey { tenant: tenant.clone(), session });
         let held = match &key {
             Some(key) => Some(shared.sessions.checkout(key).await?),
             None => None,
         };
+        // Since the registration that the history was claimed under, another group may have gone on with the session.
+        let term = shared.registration.standing().term;
+        if request.extent == Extent::Delta && held.as_ref().is_some_and(|held| held.claimed != Some(term)) {
+            return Err(TurnError::SessionLost);
+        }
         let chosen = held.as_ref().and_then(|held| held.retention.clone());
         let retention = request.retention.over(chosen.as_ref().unwrap_or(&shared.retention));
         retention.validate()?;
@@ -150,6 +169,7 @@ impl TurnService {
         let (held, mut prompt) = self.render(held, request).await?;
         prompt.retention = is_chosen.then(|| retention.clone());
         let keep = keep(&shared.text, shared.context, &prompt, (retention, &intent))?;
+        let keep = Answered { keep, begun: begun.unwrap_or_default() };
         let mut guard = TurnGuard { shared: Arc::clone(shared), key: key.clone(), held };
         let (id, events) =
             self.submit((tenant, key.as_ref()), (&prompt, keep), &sampling, (deadline, watch.parent()))?;
@@ -158,8 +178,7 @@ impl TurnService {
             // Prefill is running meanwhile; nothing has left this process yet.
             shared.claim(key, held).await?;
         }
-        let tracked = shared.turns.token();
-        Ok(TurnStream::new(TurnStreamParts { guard, prompt, events, tracked }))
+        Ok(TurnStream::new(TurnStreamParts { guard, prompt, continued, events, tracked }))
     }
 
     async fn render(
@@ -181,17 +200,23 @@ impl TurnService {
     fn submit(
         &self,
         (namespace, key): (TenantId, Option<&SessionKey>),
-        (prompt, keep): (&Prompt, Keep),
+        (prompt, Answered { keep, begun }): (&Prompt, Answered),
         sampling: &Sampling,
         (deadline, trace): (Option<Tick>, &TraceParent),
-    ) -> Result<(SequenceId, mpsc::Receiver<crate::turn::TurnEvent>), TurnError> {
+    ) -> Result<(SequenceId, mpsc::Receiver<TurnEvent>), TurnError> {
         let shared = &self.shared;
         let (tokens, context) = (&prompt.tokens, shared.context);
         if tokens.len() >= context {
             return Err(TurnError::PromptTooLong { prompt: tokens.len(), context });
         }
+        let vocabulary = shared.text.vocabulary;
+        if let Some(&id) = begun.tokens.iter().find(|&&id| id as usize >= vocabulary) {
+            return Err(TurnError::UnknownToken { id, vocabulary });
+        }
         let max_new = most_new_tokens(tokens.len(), sampling.max_tokens, context, shared.usable_slots);
-        let generation = Generation::new(&GenerationOptions {
+        // A group with a larger pool may have begun it.
+        let max_new = max_new.max(begun.tokens.len());
+        let mut generation = Generation::new(&GenerationOptions {
             tokenizer: shared.text.tokenizer.clone(),
             sampling,
             seed: sampling.seed.unwrap_or_else(rand::random),
@@ -200,10 +225,19 @@ impl TurnService {
             end_ids: &shared.end_ids,
         });
         let id = SequenceId(self.next_id.fetch_add(1, Ordering::Relaxed));
-        let session = key.cloned();
-        let submission =
-            Submission { id, session, namespace, prompt: tokens.clone(), max_new, deadline, keep };
         let (sender, events) = mpsc::channel(shared.stream_buffer + Turn::MIN_ROOM);
+        if let Some((finish, rest)) = generation.resume(&begun)? {
+            // Both find room: the channel is new.
+            if !rest.is_empty() {
+                let _ = sender.try_send(TurnEvent::Text(rest));
+            }
+            let end = TurnEnd::of_begun(finish, tokens.len(), generation, shared.clock.now());
+            let _ = sender.try_send(TurnEvent::Finished(Box::new(end)));
+            return Ok((id, events));
+        }
+        let session = key.cloned();
+        let (prompt, begun) = (tokens.clone(), begun.tokens);
+        let submission = Submission { id, session, namespace, prompt, begun, max_new, deadline, keep };
         shared.driver.run(Turn { submission, generation, events: sender, trace: trace.clone() })?;
         Ok((id, events))
     }
@@ -234,7 +268,7 @@ impl TurnGuard {
         let registration = &self.shared.registration;
         let claimed = self.held.as_ref().and_then(|held| held.claimed);
         let standing = registration.standing();
-        claimed.is_some_and(|epoch| epoch != standing.epoch || !standing.valid(self.shared.clock.now()))
+        claimed.is_some_and(|term| term != standing.term || !standing.valid(self.shared.clock.now()))
     }
 
     /// Checks the session in, before the stream itself ends.

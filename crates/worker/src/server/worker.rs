@@ -12,6 +12,7 @@ use tonic::metadata::MetadataValue;
 use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
 
+use super::ranks::state;
 use super::sessions::SessionService;
 use super::stream::TurnStream;
 use super::turns::{Shared, TurnService};
@@ -99,12 +100,13 @@ impl WorkerService {
         watch: &mut TurnWatch,
     ) -> Result<TurnStream, Status> {
         let limit = deadline(request.metadata()).map(|limit| self.shared.clock.now().after(limit));
-        let v1::WorkerGenerateRequest { route, request } = request.into_inner();
+        let v1::WorkerGenerateRequest { route, request, continue_from } = request.into_inner();
         let request = required(request, "request")?;
         let tenant = self.admit_for(route.as_ref(), &request.session).await?;
         let turn = convert::turn_request(request).map_err(refuse)?;
         self.check_model(&turn.model)?;
-        self.turns.start(tenant, turn, limit, watch).await.map_err(refuse)
+        let begun = continue_from.map(convert::begun).transpose().map_err(refuse)?;
+        self.turns.start(tenant, turn, begun, limit, watch).await.map_err(refuse)
     }
 
     fn check_model(&self, asked: &str) -> Result<(), Status> {
@@ -222,6 +224,15 @@ impl v1::worker_server::Worker for WorkerService {
         _request: Request<v1::DescribeModelRequest>,
     ) -> Result<Response<v1::DescribeModelResponse>, Status> {
         Ok(Response::new(v1::DescribeModelResponse { model: Some(self.model.clone()) }))
+    }
+
+    async fn describe_ranks(
+        &self,
+        _request: Request<v1::DescribeRanksRequest>,
+    ) -> Result<Response<v1::DescribeRanksResponse>, Status> {
+        let report = self.shared.driver.report();
+        let state = state(&report.borrow(), self.shared.clock.now());
+        Ok(Response::new(v1::DescribeRanksResponse { state: Some(state) }))
     }
 
     async fn tokenize(

@@ -1,6 +1,5 @@
 //! The committed part of one session.
 
-use hawser_common::Epoch;
 use hawser_common::chat::{Message, Role, Tool};
 use hawser_common::retention::Retention;
 use hawser_kv::retention::{Marks, Origin};
@@ -39,9 +38,9 @@ pub struct Transcript {
     pub retention: Option<Retention>,
     /// Made by `OpenSession` or a fork: kept although no turn was committed.
     pub opened: bool,
-    /// The epoch under which the store gave the session to this group.
+    /// The term of the group's registration under which the store gave it the session.
     #[serde(skip)]
-    pub claimed: Option<Epoch>,
+    pub claimed: Option<u64>,
     /// What `strftime_now` shows in every turn, so that the rendered history does not change between turns.
     pub created_unix_s: i64,
 }

@@ -24,6 +24,8 @@ pub enum TurnError {
     PromptTooLong { prompt: usize, context: usize },
     #[error("token id {id} is outside the vocabulary of {vocabulary}")]
     UnknownToken { id: u32, vocabulary: usize },
+    #[error("the answer cannot go on here after {tokens} tokens: {reason}; is this the same model?")]
+    Begun { tokens: usize, reason: &'static str },
     #[error(transparent)]
     Retention(#[from] InvalidRetention),
     #[error("the intent names {what} {end} of {count}")]
@@ -75,6 +77,7 @@ impl Coded for TurnError {
             Self::Retention(error) => error.code(),
             Self::PromptTooLong { .. }
             | Self::UnknownToken { .. }
+            | Self::Begun { .. }
             | Self::Intent { .. }
             | Self::IntentTooLong { .. }
             | Self::NoMessages => ErrorCode::Invalid,

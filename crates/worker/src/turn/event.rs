@@ -5,12 +5,15 @@ use std::time::Duration;
 use hawser_common::clock::Tick;
 
 use super::error::TurnError;
+use super::generation::Generation;
 use crate::scheduler::Kept;
 
-/// In order: any number of `Token`, then exactly one of the others.
+/// In order: any number of `Token` and `Text`, then exactly one of the others.
 #[derive(Debug)]
 pub enum TurnEvent {
     Token(TokenPiece),
+    /// Text of tokens that another group has delivered.
+    Text(String),
     Finished(Box<TurnEnd>),
     Failed(TurnError),
 }
@@ -89,4 +92,17 @@ pub struct PruneTime {
     pub to: Tick,
     pub evicted: usize,
     pub revived: usize,
+}
+
+impl TurnEnd {
+    /// The end of an answer of which another group had generated every token: nothing ran here.
+    pub(crate) fn of_begun(finish: Finish, prompt: usize, generation: Generation, now: Tick) -> Self {
+        let seed = generation.seed();
+        let (tokens, text) = generation.into_output();
+        let usage = Usage { prompt, reused: prompt, generated: tokens.len(), ..Usage::default() };
+        let none = Duration::ZERO;
+        let timeline = Timeline { arrived: now, first_token: now, ended: now, prunes: Vec::new() };
+        let (queued, prefill, decode, pruning) = (none, none, none, none);
+        Self { finish, tokens, text, usage, seed, queued, prefill, decode, pruning, timeline }
+    }
 }

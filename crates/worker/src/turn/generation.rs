@@ -1,13 +1,18 @@
 //! From logits to text: sampling, end conditions, detokenisation and stop strings of one turn.
+//!
+//! All of it is a function of the request, the seed and the tokens, so that an answer that another group began can be
+//! taken up after any of its tokens: text that was held back there is held back here.
 
 use std::sync::Arc;
 
+use hawser_common::request::Begun;
 use hawser_common::sampling::Sampling;
 use hawser_model::sampling::{SampleError, Sampled, Sampler};
 use hawser_model::text::Detokenizer;
 use hawser_model::text::StopMatcher;
 use hawser_model::text::Tokenizer;
 
+use super::error::TurnError;
 use super::event::{Finish, TokenPiece};
 
 /// What a generation is made from.
@@ -79,21 +84,51 @@ impl Generation {
     /// [`SampleError`] for logits that are no numbers.
     pub fn next(&mut self, logits: &mut [f32]) -> Result<(TokenPiece, Option<Finish>), SampleError> {
         let Sampled { token, logprob, top } = self.sampler.sample(logits)?;
+        let (text, finish) = self.take(token);
+        Ok((TokenPiece { token, text, logprob, top }, finish))
+    }
+
+    /// Takes up an answer that another group began. With `Some` its last token ends it: nothing is to be generated, and
+    /// the text is what of its end was not delivered yet.
+    ///
+    /// # Errors
+    /// [`TurnError::Begun`] where these tokens do not give that text, or go on after an end.
+    pub fn resume(&mut self, begun: &Begun) -> Result<Option<(Finish, String)>, TurnError> {
+        let count = begun.tokens.len();
+        for (taken, &token) in (1..).zip(&begun.tokens) {
+            self.sampler.observe(token);
+            let Some(finish) = self.take(token).1 else { continue };
+            if taken < count {
+                return Err(TurnError::Begun { tokens: count, reason: "an earlier one ends the answer" });
+            }
+            // Whether the last piece was delivered with what had been held back depends on why it was the last.
+            let rest = self.text.get(begun.text_bytes..).map(str::to_owned);
+            let reason = "their text is shorter than what was delivered";
+            return rest.map(|rest| Some((finish, rest))).ok_or(TurnError::Begun { tokens: count, reason });
+        }
+        if self.text.len() != begun.text_bytes {
+            return Err(TurnError::Begun { tokens: count, reason: "their text is not what was delivered" });
+        }
+        Ok(None)
+    }
+
+    /// The text that becomes certain with a token, all that was held back if it is the last one.
+    fn take(&mut self, token: u32) -> (String, Option<Finish>) {
         self.tokens.push(token);
         let is_end = self.end_ids.contains(&token);
-        let mut piece = TokenPiece { token, text: String::new(), logprob, top };
+        let mut text = String::new();
         if !is_end && let Some(tokenizer) = &self.tokenizer {
             let characters = self.detokenizer.push(tokenizer.text_bytes(token));
-            piece.text = self.stop.push(&characters).emit;
+            text = self.stop.push(&characters).emit;
         }
         let finish = self.finish(is_end);
         if finish.is_some() {
             let rest = self.detokenizer.finish();
-            piece.text.push_str(&self.stop.push(&rest).emit);
-            piece.text.push_str(&self.stop.finish());
+            text.push_str(&self.stop.push(&rest).emit);
+            text.push_str(&self.stop.finish());
         }
-        self.text.push_str(&piece.text);
-        Ok((piece, finish))
+        self.text.push_str(&text);
+        (text, finish)
     }
 
     fn finish(&self, is_end: bool) -> Option<Finish> {
@@ -112,3 +147,7 @@ impl Generation {
         (self.tokens, self.text)
     }
 }
+
+#[cfg(test)]
+#[path = "generation_tests.rs"]
+mod tests;

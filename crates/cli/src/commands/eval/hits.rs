@@ -141,6 +141,7 @@ impl Play {
                 session: Some(key.clone()),
                 namespace: TenantId::single(),
                 prompt: trace.tokens[..request.prompt.end].to_vec(),
+                begun: Vec::new(),
                 max_new: answer.len(),
                 deadline: None,
                 keep: Keep { retention, marks, protected, span, ..Keep::default() },

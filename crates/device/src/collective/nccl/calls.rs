@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 
 use thiserror::Error;
 
+use super::super::call::{self, Kind};
 use super::super::{CollectiveError, Reduce};
 use super::TRANSPORT;
 use super::unique_id::UniqueId;
@@ -78,32 +79,6 @@ pub(super) struct HostPtr(pub NonNull<u8>);
 // SAFETY: it is plain memory; its one owner decides who may look at it.
 unsafe impl Send for HostPtr {}
 
-/// The type of the elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Element {
-    F32,
-    Bf16,
-    I64,
-}
-
-impl Element {
-    pub(super) fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::Bf16 => 2,
-            Self::I64 => 8,
-        }
-    }
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-            Self::I64 => "i64",
-        }
-    }
-}
-
 /// What ranks do with their values. The root, where there is one, is rank 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
@@ -113,11 +88,22 @@ pub(super) enum Op {
     Broadcast,
 }
 
+impl From<Op> for call::Op {
+    fn from(op: Op) -> Self {
+        match op {
+            Op::AllReduce(by) => Self::AllReduce(by),
+            Op::ReduceToLeader(by) => Self::ReduceToLeader(by),
+            Op::AllGather => Self::Gather,
+            Op::Broadcast => Self::Broadcast,
+        }
+    }
+}
+
 /// One operation over device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Exchange {
     pub op: Op,
-    pub element: Element,
+    pub kind: Kind,
     /// Elements that this rank gives.
     pub count: usize,
     pub send: DevicePtr,

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use hawser_common::clock::Clock;
 
+use super::super::call::{Call, Kind, Numbering, assert_gather};
 use super::super::{AbortHandle, Collective, CollectiveError, Reduce, StepTag, Traffic, Values};
-use super::calls::{Calls, Element, Op};
+use super::calls::{Calls, Op};
 use super::communicator::{Communicator, Deadline};
 use super::plan::Plan;
 use super::staging::Staging;
-use super::tag::{Action, Tag};
 use super::{Member, NcclOptions, TagCheck, UniqueId};
 
 /// One rank's end of a group over NCCL. It may move to another thread, but is used by one at a time.
@@ -21,9 +21,7 @@ pub struct Nccl {
     staging: Staging,
     comm: Communicator,
     options: NcclOptions,
-    step: StepTag,
-    /// Number of the next call within the step.
-    next: u64,
+    numbering: Numbering,
     traffic: Traffic,
 }
 
@@ -51,49 +49,44 @@ impl Nccl {
     ) -> Result<Self, CollectiveError> {
         assert!(member.rank < member.world, "rank {} of {}", member.rank, member.world);
         let comm = Communicator::join(calls, clock, member, id, options.device, options.join_timeout)?;
-        let (staging, traffic) = (Staging::default(), Traffic::default());
-        Ok(Self { staging, comm, options, step: StepTag::default(), next: 0, traffic })
+        let (staging, numbering, traffic) = Default::default();
+        Ok(Self { staging, comm, options, numbering, traffic })
     }
 
     /// Begins a call: the device is ours, and all ranks call the same, as far as that is checked.
-    fn begin<'a>(&mut self, action: Action<'a>) -> Result<(Tag<'a>, Deadline), CollectiveError> {
-        let tag = Tag { step: self.step, seq: self.next, action };
-        self.next += 1;
+    fn begin(&mut self, call: &Call) -> Result<Deadline, CollectiveError> {
         self.traffic.calls += 1;
         let deadline = self.comm.deadline(self.options.timeout);
         self.comm.enter()?;
         if self.options.tags == TagCheck::On {
-            self.compare(&tag, deadline)?;
+            self.compare(call, deadline)?;
         }
-        Ok((tag, deadline))
+        Ok(deadline)
     }
 
     /// Gathers every rank's number of its tag.
-    fn compare(&mut self, tag: &Tag<'_>, deadline: Deadline) -> Result<(), CollectiveError> {
-        let ours = tag.number();
-        let plan = Plan::gather(self.comm.member(), Element::I64, 1);
-        let all = self.run(&plan, bytemuck::bytes_of(&ours), tag, deadline)?;
+    fn compare(&mut self, call: &Call, deadline: Deadline) -> Result<(), CollectiveError> {
+        let ours = call.number();
+        let plan = Plan::gather(self.comm.member(), Kind::I64, 1);
+        let all = self.run(&plan, bytemuck::bytes_of(&ours), call, deadline)?;
         let numbers = all.chunks_exact(size_of::<i64>()).map(bytemuck::pod_read_unaligned::<i64>);
         match numbers.enumerate().find(|(_, theirs)| *theirs != ours) {
             None => Ok(()),
             Some((rank, theirs)) => {
                 let theirs = format!("something else (its tag has the number {theirs:#018x})");
-                Err(self.comm.fail(CollectiveError::Mismatch { rank, ours: tag.to_string(), theirs }))
+                Err(self.comm.fail(CollectiveError::Mismatch { rank, ours: call.to_string(), theirs }))
             }
         }
     }
 
-    fn values(&mut self, op: Op, data: Values<'_>) -> Result<(), CollectiveError> {
-        let (element, bytes): (_, &mut [u8]) = match data {
-            Values::F32(data) => (Element::F32, bytemuck::cast_slice_mut(data)),
-            Values::Bf16(data) => (Element::Bf16, bytemuck::cast_slice_mut(data)),
-            Values::I64(data) => (Element::I64, bytemuck::cast_slice_mut(data)),
-        };
-        let count = bytes.len() / element.bytes();
-        let (tag, deadline) = self.begin(Action::Values(op, element, count))?;
-        let plan = Plan::in_place(self.comm.member(), op, element, count);
-        let result = self.run(&plan, &bytes[plan.input.clone()], &tag, deadline)?;
+    fn values(&mut self, op: Op, mut data: Values<'_>) -> Result<(), CollectiveError> {
+        let call = self.numbering.call(op.into(), &data);
+        let deadline = self.begin(&call)?;
+        let bytes = data.bytes_mut();
+        let plan = Plan::in_place(self.comm.member(), op, call.kind, bytes.len() / call.kind.bytes());
+        let result = self.run(&plan, &bytes[plan.input.clone()], &call, deadline)?;
         bytes[plan.output.clone()].copy_from_slice(result);
+        self.traffic.messages += u64::from(plan.sent > 0);
         self.traffic.bytes += plan.sent;
         Ok(())
     }
@@ -103,7 +96,7 @@ impl Nccl {
         &mut self,
         plan: &Plan,
         own: &[u8],
-        tag: &Tag<'_>,
+        call: &Call,
         deadline: Deadline,
     ) -> Result<&[u8], CollectiveError> {
         // Every rank has nothing to give, or none: lengths are part of the call.
@@ -118,9 +111,9 @@ impl Nccl {
         staging.copy_in(comm, plan.input.clone())?;
         let at = staging.device();
         // SAFETY: the plan's room was reserved, and staging keeps it until the group has stopped. `begin` has entered.
-        unsafe { comm.launch(&plan.exchange(at), deadline, tag)? };
+        unsafe { comm.launch(&plan.exchange(at), deadline, call)? };
         staging.copy_out(comm, plan.output.clone())?;
-        comm.wait(deadline, tag)?;
+        comm.wait(deadline, call)?;
         Ok(staging.host(plan.output.clone()))
     }
 }
@@ -135,7 +128,7 @@ impl Collective for Nccl {
     }
 
     fn begin_step(&mut self, step: StepTag) {
-        (self.step, self.next) = (step, 0);
+        self.numbering.begin_step(step);
     }
 
     fn all_reduce(&mut self, data: Values<'_>, by: Reduce) -> Result<(), CollectiveError> {
@@ -146,27 +139,29 @@ impl Collective for Nccl {
         self.values(Op::ReduceToLeader(by), data)
     }
 
-    fn all_gather(
-        &mut self,
-        part: &[f32],
-        counts: &[usize],
-        whole: &mut [f32],
-    ) -> Result<(), CollectiveError> {
-        assert_eq!(counts.len(), self.world(), "a gather names the length of every rank's part");
-        assert_eq!(part.len(), counts[self.rank()], "a part has the length that was named");
-        assert!(whole.len() >= counts.iter().sum(), "the whole has room for all parts");
-        let (tag, deadline) = self.begin(Action::Gather(counts))?;
+    fn gather(&mut self, part: &[f32], counts: &[usize], whole: &mut [f32]) -> Result<(), CollectiveError> {
+        assert_gather(part, counts, whole, self.rank(), self.world());
+        let leads = self.rank() == 0;
+        let call = self.numbering.gather(counts);
+        let deadline = self.begin(&call)?;
         // NCCL gathers equal parts only: all are as long as the longest, and the ends of the others are dropped.
         let longest = counts.iter().copied().max().unwrap_or(0);
-        let plan = Plan::gather(self.comm.member(), Element::F32, longest);
-        let padded = self.run(&plan, bytemuck::cast_slice(part), &tag, deadline)?;
+        let mut plan = Plan::gather(self.comm.member(), call.kind, longest);
+        if !leads {
+            plan.output = 0..0;
+        }
+        self.traffic.messages += u64::from(plan.sent > 0);
+        self.traffic.bytes += plan.sent;
+        let padded = self.run(&plan, bytemuck::cast_slice(part), &call, deadline)?;
+        if !leads {
+            return Ok(());
+        }
         let mut rest: &mut [u8] = bytemuck::cast_slice_mut(whole);
         for (count, padded) in counts.iter().zip(padded.chunks_exact(plan.own_bytes().max(1))) {
             let (place, behind) = rest.split_at_mut(count * size_of::<f32>());
             place.copy_from_slice(&padded[..place.len()]);
             rest = behind;
         }
-        self.traffic.bytes += plan.sent;
         Ok(())
     }
 
@@ -176,9 +171,10 @@ impl Collective for Nccl {
 
     /// A sum of one number: no rank has it before all have given theirs.
     fn barrier(&mut self) -> Result<(), CollectiveError> {
-        let (tag, deadline) = self.begin(Action::Barrier)?;
-        let plan = Plan::in_place(self.comm.member(), Op::AllReduce(Reduce::Sum), Element::I64, 1);
-        self.run(&plan, bytemuck::bytes_of(&1_i64), &tag, deadline)?;
+        let call = self.numbering.barrier();
+        let deadline = self.begin(&call)?;
+        let plan = Plan::in_place(self.comm.member(), Op::AllReduce(Reduce::Sum), Kind::I64, 1);
+        self.run(&plan, bytemuck::bytes_of(&1_i64), &call, deadline)?;
         Ok(())
     }
 

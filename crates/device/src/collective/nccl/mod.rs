@@ -17,7 +17,6 @@ mod cuda;
 mod group;
 mod plan;
 mod staging;
-mod tag;
 mod unique_id;
 mod version;
 

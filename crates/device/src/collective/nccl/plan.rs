@@ -4,14 +4,15 @@
 
 use std::ops::Range;
 
+use super::super::call::Kind;
 use super::Member;
-use super::calls::{DevicePtr, Element, Exchange, Op};
+use super::calls::{DevicePtr, Exchange, Op};
 
 /// The places of one operation, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     op: Op,
-    element: Element,
+    kind: Kind,
     /// Elements that this rank gives.
     count: usize,
     /// What the operation needs.
@@ -28,8 +29,8 @@ pub(super) struct Plan {
 
 impl Plan {
     /// For an operation whose result takes the place of what this rank gave.
-    pub(super) fn in_place(member: Member, op: Op, element: Element, count: usize) -> Self {
-        let room = count * element.bytes();
+    pub(super) fn in_place(member: Member, op: Op, kind: Kind, count: usize) -> Self {
+        let room = count * kind.bytes();
         let leads = member.rank == 0;
         let (gives, takes) = match op {
             Op::AllReduce(_) | Op::AllGather => (true, true),
@@ -39,34 +40,25 @@ impl Plan {
         let all = |wanted| 0..if wanted { room } else { 0 };
         let sends = gives && member.world > 1 && !(leads && matches!(op, Op::ReduceToLeader(_)));
         let sent = if sends { room as u64 } else { 0 };
-        Self { op, element, count, room, begin: 0, input: all(gives), output: all(takes), sent }
+        Self { op, kind, count, room, begin: 0, input: all(gives), output: all(takes), sent }
     }
 
     /// For a gather of `count` elements from every rank.
-    pub(super) fn gather(member: Member, element: Element, count: usize) -> Self {
-        let own = count * element.bytes();
+    pub(super) fn gather(member: Member, kind: Kind, count: usize) -> Self {
+        let own = count * kind.bytes();
         let (begin, room) = (member.rank * own, member.world * own);
         let sent = if member.world > 1 { own as u64 } else { 0 };
-        Self {
-            op: Op::AllGather,
-            element,
-            count,
-            room,
-            begin,
-            input: begin..begin + own,
-            output: 0..room,
-            sent,
-        }
+        Self { op: Op::AllGather, kind, count, room, begin, input: begin..begin + own, output: 0..room, sent }
     }
 
     /// Of what this rank gives.
     pub(super) fn own_bytes(&self) -> usize {
-        self.count * self.element.bytes()
+        self.count * self.kind.bytes()
     }
 
     /// The operation over memory that begins at `at`.
     pub(super) fn exchange(&self, at: DevicePtr) -> Exchange {
-        let Self { op, element, count, begin, .. } = *self;
-        Exchange { op, element, count, send: at.plus(begin), receive: at }
+        let Self { op, kind, count, begin, .. } = *self;
+        Exchange { op, kind, count, send: at.plus(begin), receive: at }
     }
 }

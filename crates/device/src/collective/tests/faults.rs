@@ -28,7 +28,7 @@ fn errors(
         let at = if rank.rank() == bad { at as u64 } else { u64::MAX };
         Faulty::new(rank, at, fault)
     });
-    let results = run(ranks.collect(), |mut rank| follow(&mut rank, &script(), 9));
+    let results = run(ranks.collect(), |mut rank: Faulty| follow(&mut rank, &script(), 9));
     let error = |result: std::thread::Result<Result<_, _>>| {
         result.ok().map(|result| result.expect_err("no rank ends well"))
     };
@@ -77,7 +77,7 @@ fn a_rank_that_leaves_ends_the_calls_of_the_others_at_once() {
         let results = run_all(transport.open(LONG), move |mut rank| {
             // The first item is no call.
             let stop = if rank.rank() == bad { at + 1 } else { script().len() };
-            follow(&mut rank, &script()[..stop], 9).map(|_| ())
+            follow(&mut *rank, &script()[..stop], 9).map(|_| ())
         });
         for (rank, result) in results.into_iter().enumerate().filter(|(rank, _)| *rank != bad) {
             let gone = CollectiveError::Gone { rank: bad, reason: "it left the group".to_owned() };
@@ -92,10 +92,10 @@ fn an_abort_ends_every_rank_with_its_reason() {
         let results = run_all(transport.open(LONG), move |mut rank| {
             let script = script();
             let (before, after) = script.split_at(if rank.rank() == bad { at + 1 } else { script.len() });
-            follow(&mut rank, before, 9)?;
+            follow(&mut *rank, before, 9)?;
             rank.abort_handle().abort("told to");
             rank.abort_handle().abort("told again");
-            follow(&mut rank, after, 9).map(|_| ())
+            follow(&mut *rank, after, 9).map(|_| ())
         });
         for (rank, result) in results.into_iter().enumerate() {
             let aborted = CollectiveError::Aborted { reason: "told to".to_owned() };
@@ -146,7 +146,7 @@ fn a_late_rank_changes_nothing() {
         let ranks = transport.open(LONG).into_iter();
         // Long enough for the others to fall asleep.
         let ranks = ranks.map(|rank| Faulty::new(rank, 2, Fault::Delay(Duration::from_millis(5))));
-        let results = run_all(ranks.collect(), |mut rank| follow(&mut rank, &script(), 9));
+        let results = run_all(ranks.collect(), |mut rank: Faulty| follow(&mut rank, &script(), 9));
         assert!(results.iter().all(Result::is_ok), "{transport:?}: {results:?}");
     }
 }
@@ -175,7 +175,7 @@ fn calls_in_another_order_are_a_mismatch_on_every_rank() {
                 let names = format!("{transport:?}, {most:?} but rank {bad} {odd:?}");
                 let results = run_all(transport.open(LONG), move |mut rank| {
                     let item = if rank.rank() == bad { &odd } else { &most };
-                    follow(&mut rank, std::slice::from_ref(item), 2)
+                    follow(&mut *rank, std::slice::from_ref(item), 2)
                 });
                 for result in results {
                     assert!(matches!(result, Err(CollectiveError::Mismatch { .. })), "{names}: {result:?}");

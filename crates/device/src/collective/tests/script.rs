@@ -110,15 +110,16 @@ fn mixed(mut x: u64) -> u64 {
 /// Makes the calls of `script`, one rank's side, and returns the bits that each leaves behind. Stops at the first
 /// error.
 pub(super) fn follow(
-    rank: &mut impl Collective,
+    rank: &mut dyn Collective,
     script: &[Item],
     seed: u64,
 ) -> Result<Vec<Vec<u64>>, CollectiveError> {
-    (0..script.len()).map(|index| step(rank, &script[index], (seed, index, rank.rank()))).collect()
+    let me = rank.rank();
+    (0..script.len()).map(|index| step(rank, &script[index], (seed, index, me))).collect()
 }
 
 fn step(
-    rank: &mut impl Collective,
+    rank: &mut dyn Collective,
     item: &Item,
     key: (u64, usize, usize),
 ) -> Result<Vec<u64>, CollectiveError> {
@@ -141,7 +142,7 @@ fn step(
             let counts = &counts[..rank.world()];
             let Data::F32(part) = Data::of(Type::F32, counts[rank.rank()], key) else { unreachable!() };
             let mut whole = vec![f32::NAN; counts.iter().sum()];
-            rank.all_gather(&part, counts, &mut whole)?;
+            rank.gather(&part, counts, &mut whole)?;
             Ok(Data::F32(whole).bits())
         }
         Item::Broadcast(of, len) => {
@@ -163,6 +164,10 @@ pub(super) fn reference(rank: usize, world: usize, script: &[Item], seed: u64) -
             Item::AllReduce(of, len, by) => Data::reduced(&all(of, len), by).bits(),
             Item::ReduceToLeader(of, len, by) if rank == 0 => Data::reduced(&all(of, len), by).bits(),
             Item::ReduceToLeader(of, len, _) => Data::of(of, len, (seed, index, rank)).bits(),
+            // Followers keep what they had.
+            Item::Gather(counts) if rank > 0 => {
+                Data::F32(vec![f32::NAN; counts[..world].iter().sum()]).bits()
+            }
             Item::Gather(counts) => {
                 let part = |r: usize| Data::of(Type::F32, counts[r], (seed, index, r)).bits();
                 (0..world).flat_map(part).collect()

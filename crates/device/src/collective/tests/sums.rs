@@ -8,7 +8,7 @@ use super::*;
 fn check(transport: Transport, script: Vec<Item>, seed: u64) {
     let world = transport.world();
     let expected: Vec<_> = (0..world).map(|rank| reference(rank, world, &script, seed)).collect();
-    let results = run_all(transport.open(LONG), move |mut rank| follow(&mut rank, &script, seed));
+    let results = run_all(transport.open(LONG), move |mut rank| follow(&mut *rank, &script, seed));
     for (rank, (result, expected)) in results.into_iter().zip(expected).enumerate() {
         assert!(result.as_ref() == Ok(&expected), "{transport:?}, rank {rank}");
     }
@@ -103,7 +103,8 @@ fn a_flipped_bit_changes_the_sum_on_every_rank() {
                 Faulty::new(rank, at, fault)
             });
             let job = script.clone();
-            let results = run_all(ranks.collect(), move |mut rank| follow(&mut rank, &job, 5).unwrap());
+            let results =
+                run_all(ranks.collect(), move |mut rank: Faulty| follow(&mut rank, &job, 5).unwrap());
             let whole = reference(0, transport.world(), &script, 5);
             for result in &results {
                 assert_eq!(result, &results[0], "{transport:?}: the ranks agree on the wrong values");
@@ -116,22 +117,48 @@ fn a_flipped_bit_changes_the_sum_on_every_rank() {
 }
 
 #[test]
+fn a_bit_flipped_on_its_way_to_a_rank_changes_what_that_rank_has() {
+    let script = [Item::AllReduce(Type::F32, 40, Reduce::Sum), Item::Broadcast(Type::I64, 9)];
+    for transport in JOINED {
+        for at in 0..script.len() {
+            let fault = Fault::FlipReceived { element: 1, bit: 30 };
+            let ranks = transport.open(LONG).into_iter().map(|rank| {
+                let at = if rank.rank() == 1 { at as u64 } else { u64::MAX };
+                Faulty::new(rank, at, fault)
+            });
+            let job = script.clone();
+            let results =
+                run_all(ranks.collect(), move |mut rank: Faulty| follow(&mut rank, &job, 5).unwrap());
+            for (rank, result) in results.into_iter().enumerate() {
+                let whole = reference(rank, transport.world(), &script, 5);
+                let differs = |i: usize| result[i].iter().zip(&whole[i]).filter(|(a, b)| a != b).count();
+                for call in 0..script.len() {
+                    let expected = usize::from(rank == 1 && call == at);
+                    assert_eq!(differs(call), expected, "{transport:?}, rank {rank}, call {call}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn traffic_counts_calls_and_payload() {
     let script = [Item::AllReduce(Type::F32, 10, Reduce::Sum), Item::Broadcast(Type::I64, 2), Item::Barrier];
-    for (transport, leader, other) in [
-        (Transport::Threads(2), 56, 40),
-        (Transport::Tcp(2), 56, 40),
+    for (transport, leader, other, wires) in [
+        (Transport::Threads(2), 56, 40, 1),
+        (Transport::Tcp(2), 56, 40, 1),
         // The hub sends both its sum and its broadcast to two ranks.
-        (Transport::Tcp(3), 112, 40),
+        (Transport::Tcp(3), 112, 40, 2),
     ] {
         let script = script.clone();
         let traffic = run_all(transport.open(LONG), move |mut rank| {
-            follow(&mut rank, &script, 1).unwrap();
+            follow(&mut *rank, &script, 1).unwrap();
             rank.traffic()
         });
         for (rank, traffic) in traffic.into_iter().enumerate() {
-            let bytes = if rank == 0 { leader } else { other };
-            assert_eq!(traffic, Traffic { calls: 3, bytes }, "{transport:?}, rank {rank}");
+            let (bytes, wires) = if rank == 0 { (leader, wires) } else { (other, 1) };
+            let expected = Traffic { calls: 3, messages: 3 * wires, bytes };
+            assert_eq!(traffic, expected, "{transport:?}, rank {rank}");
         }
     }
 }
@@ -144,10 +171,12 @@ fn parts_are_given_in_the_order_of_the_ranks_whatever_their_lengths() {
             counts.iter().enumerate().flat_map(|(rank, &count)| vec![rank as f32; count]).collect();
         let wholes = run_all(transport.open(LONG), move |mut rank| {
             let part = vec![rank.rank() as f32; counts[rank.rank()]];
-            let mut whole = vec![f32::NAN; counts.iter().sum()];
-            rank.all_gather(&part, &counts, &mut whole).map(|()| whole)
+            let room = if rank.rank() == 0 { counts.iter().sum() } else { 0 };
+            let mut whole = vec![f32::NAN; room];
+            rank.gather(&part, &counts, &mut whole).map(|()| whole)
         });
-        assert!(wholes.iter().all(|whole| *whole == Ok(expected.clone())), "{transport:?}: {wholes:?}");
+        assert_eq!(wholes[0], Ok(expected), "{transport:?}");
+        assert!(wholes[1..].iter().all(|whole| *whole == Ok(Vec::new())), "{transport:?}: {wholes:?}");
     }
 }
 

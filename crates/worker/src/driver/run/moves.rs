@@ -1,5 +1,7 @@
 //! The driver's part of moving sessions: rows out and in, between two steps.
 
+use std::sync::Arc;
+
 use std::sync::Weak;
 
 use hawser_common::SessionKey;
@@ -114,8 +116,8 @@ impl Driver {
         if changes.is_empty() {
             return Ok(());
         }
-        let plan = StepPlan { changes, ..StepPlan::default() };
-        self.with_leader(|leader| leader.step(plan).map(drop))
+        let plan = Arc::new(StepPlan { changes, ..StepPlan::default() });
+        self.with_leader(|leader| leader.step(&plan).map(drop))
     }
 
     fn with_leader<T>(

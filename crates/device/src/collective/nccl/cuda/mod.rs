@@ -16,8 +16,9 @@ use cudarc::nccl::sys::{
 };
 
 use super::super::Reduce;
+use super::super::call::Kind;
 use super::calls::{
-    CallError, Calls, Comm, Context, DevicePtr, Element, Exchange, HostPtr, Op, Opaque, Progress, Stream,
+    CallError, Calls, Comm, Context, DevicePtr, Exchange, HostPtr, Op, Opaque, Progress, Stream,
 };
 use super::unique_id::UniqueId;
 use super::version::Version;
@@ -61,11 +62,11 @@ fn without_blocking() -> ncclConfig_t {
     }
 }
 
-fn type_of(element: Element) -> c_uint {
-    let code = match element {
-        Element::F32 => ncclDataType_t::ncclFloat32,
-        Element::Bf16 => ncclDataType_t::ncclBfloat16,
-        Element::I64 => ncclDataType_t::ncclInt64,
+fn type_of(kind: Kind) -> c_uint {
+    let code = match kind {
+        Kind::F32 => ncclDataType_t::ncclFloat32,
+        Kind::Bf16 => ncclDataType_t::ncclBfloat16,
+        Kind::I64 => ncclDataType_t::ncclInt64,
     };
     code as c_uint
 }
@@ -239,7 +240,7 @@ impl Calls for Libraries {
         const ROOT: c_int = 0;
         let send = ptr::without_provenance(device_address(exchange.send));
         let receive = ptr::without_provenance_mut(device_address(exchange.receive));
-        let (count, kind) = (exchange.count, type_of(exchange.element));
+        let (count, kind) = (exchange.count, type_of(exchange.kind));
         let (comm, stream) = (comm_of(comm), cudaStream_t::from(on.0.0.as_ptr().cast()));
         let nccl = &self.nccl;
         // SAFETY: by the caller: live handles, and memory for `count` elements, or `world` times as many.

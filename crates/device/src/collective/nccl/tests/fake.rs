@@ -202,15 +202,15 @@ impl State {
                     to.copy_from_slice(self.memory(from, bytes));
                 }
                 Work::Exchange(round, exchange) => {
-                    let bytes = exchange.count * exchange.element.bytes();
+                    let bytes = exchange.count * exchange.kind.bytes();
                     let part = self.memory(exchange.send, bytes).to_vec();
                     let Some(parts) = hub.meet(round, rank, &part) else {
                         self.queue.push_front(Work::Exchange(round, exchange));
                         return Progress::Pending;
                     };
                     let result = match exchange.op {
-                        Op::AllReduce(by) => reduce(exchange.element, by, &parts),
-                        Op::ReduceToLeader(by) if rank == 0 => reduce(exchange.element, by, &parts),
+                        Op::AllReduce(by) => reduce(exchange.kind, by, &parts),
+                        Op::ReduceToLeader(by) if rank == 0 => reduce(exchange.kind, by, &parts),
                         Op::ReduceToLeader(_) => part,
                         Op::Broadcast => parts[0].clone(),
                         Op::AllGather => parts.concat(),

@@ -3,11 +3,11 @@
 use half::bf16;
 use proptest::prelude::*;
 
-use super::super::calls::{DevicePtr, Element, Op};
+use super::super::calls::{DevicePtr, Op};
 use super::super::plan::Plan;
-use super::super::tag::{Action, Tag};
 use super::super::{Member, UniqueId, UniqueIdError, Version};
-use crate::collective::{Reduce, StepTag};
+use crate::collective::call::{Call, Kind, Numbering};
+use crate::collective::{Reduce, StepTag, Values};
 
 /// Bytes as the values that they are.
 pub(super) fn collect<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
@@ -15,7 +15,7 @@ pub(super) fn collect<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
 }
 
 /// What all ranks' parts become, in the order of the ranks.
-pub(super) fn reduce(element: Element, by: Reduce, parts: &[Vec<u8>]) -> Vec<u8> {
+pub(super) fn reduce(kind: Kind, by: Reduce, parts: &[Vec<u8>]) -> Vec<u8> {
     fn fold<T: bytemuck::Pod + PartialOrd>(parts: &[Vec<u8>], by: Reduce, add: fn(T, T) -> T) -> Vec<u8> {
         let values = |part: &Vec<u8>| collect::<T>(part);
         let two = |a: T, b: T| match by {
@@ -27,10 +27,10 @@ pub(super) fn reduce(element: Element, by: Reduce, parts: &[Vec<u8>]) -> Vec<u8>
         let sum = all.reduce(|sum, part| sum.into_iter().zip(part).map(|(a, b)| two(a, b)).collect());
         bytemuck::cast_slice(&sum.unwrap()).to_vec()
     }
-    match element {
-        Element::F32 => fold::<f32>(parts, by, |a, b| a + b),
-        Element::Bf16 => fold::<bf16>(parts, by, |a, b| a + b),
-        Element::I64 => fold::<i64>(parts, by, i64::wrapping_add),
+    match kind {
+        Kind::F32 => fold::<f32>(parts, by, |a, b| a + b),
+        Kind::Bf16 => fold::<bf16>(parts, by, |a, b| a + b),
+        Kind::I64 => fold::<i64>(parts, by, i64::wrapping_add),
     }
 }
 
@@ -58,20 +58,32 @@ fn any_op() -> impl Strategy<Value = Op> {
     prop_oneof![by.clone().prop_map(Op::AllReduce), by.prop_map(Op::ReduceToLeader), Just(Op::Broadcast)]
 }
 
-fn any_element() -> impl Strategy<Value = Element> {
-    prop_oneof![Just(Element::F32), Just(Element::Bf16), Just(Element::I64)]
+fn any_kind() -> impl Strategy<Value = Kind> {
+    prop_oneof![Just(Kind::F32), Just(Kind::Bf16), Just(Kind::I64)]
 }
 
-type Called = (u64, u64, u64, Option<Op>, Element, Vec<usize>);
+type Called = (u64, u64, u64, Option<Op>, Kind, Vec<usize>);
 
 fn any_call() -> impl Strategy<Value = Called> {
     let counts = proptest::collection::vec(0..3_usize, 1..4);
-    (0..3_u64, 0..3_u64, 0..3_u64, proptest::option::of(any_op()), any_element(), counts)
+    (0..3_u64, 0..3_u64, 0..3_u64, proptest::option::of(any_op()), any_kind(), counts)
 }
 
-fn tag((epoch, step, seq, op, element, counts): &Called) -> Tag<'_> {
-    let action = op.map_or(Action::Gather(counts), |op| Action::Values(op, *element, counts.len()));
-    Tag { step: StepTag { epoch: *epoch, step: *step }, seq: *seq, action }
+fn tag((epoch, step, seq, op, kind, counts): &Called) -> Call {
+    let mut numbering = Numbering::default();
+    numbering.begin_step(StepTag { epoch: *epoch, step: *step });
+    for _ in 0..*seq {
+        let _ = numbering.barrier();
+    }
+    let len = counts.len();
+    match op {
+        None => numbering.gather(counts),
+        Some(op) => match kind {
+            Kind::F32 => numbering.call((*op).into(), &Values::F32(&mut vec![0.0; len])),
+            Kind::Bf16 => numbering.call((*op).into(), &Values::Bf16(&mut vec![bf16::ZERO; len])),
+            Kind::I64 => numbering.call((*op).into(), &Values::I64(&mut vec![0; len])),
+        },
+    }
 }
 
 proptest! {
@@ -84,17 +96,17 @@ proptest! {
     #[test]
     fn a_plan_stays_in_its_room_and_is_as_large_on_every_rank(
         op in any_op(),
-        element in any_element(),
+        kind in any_kind(),
         count in 0..1000_usize,
         world in 1..9_usize,
     ) {
         let mut covered = Vec::new();
         for rank in 0..world {
             let member = Member { rank, world };
-            let plan = Plan::in_place(member, op, element, count);
+            let plan = Plan::in_place(member, op, kind, count);
             prop_assert!(plan.input.end.max(plan.output.end) <= plan.room);
-            prop_assert_eq!(plan.room, count * element.bytes());
-            let gather = Plan::gather(member, element, count);
+            prop_assert_eq!(plan.room, count * kind.bytes());
+            let gather = Plan::gather(member, kind, count);
             prop_assert_eq!(gather.room, world * gather.own_bytes());
             prop_assert_eq!(&gather.output, &(0..gather.room));
             let at = DevicePtr(1 << 20);
@@ -102,15 +114,14 @@ proptest! {
             prop_assert_eq!(gather.exchange(at).receive, at);
             covered.extend(gather.input);
         }
-        prop_assert!(covered.iter().copied().eq(0..world * count * element.bytes()));
+        prop_assert!(covered.iter().copied().eq(0..world * count * kind.bytes()));
     }
 }
 
 #[test]
 fn the_number_of_a_tag_does_not_change_between_builds() {
-    let step = StepTag { epoch: 1, step: 2 };
-    let tag = Tag { step, seq: 3, action: Action::Gather(&[4, 5]) };
-    assert_eq!(tag.to_string(), "all_gather of f32 in parts of [4, 5], call 3 of step 2 in epoch 1");
+    let tag = tag(&(1, 2, 3, None, Kind::F32, vec![4, 5]));
+    assert_eq!(tag.to_string(), "gather of 9 f32 in parts 0x706a09b6, call 3 of step 2 in epoch 1");
     // FNV-1a of this text, from another implementation.
-    assert_eq!(tag.number().cast_unsigned(), 0x8af0_0c4b_6e2d_0082);
+    assert_eq!(tag.number().cast_unsigned(), 0x9611_f8a9_ff0a_fe80);
 }

@@ -1,0 +1,168 @@
+//! How servers listen and clients connect: TLS as configured, and the same keepalive at every hop.
+//!
+//! The one place where certificates are read. An address with `https` is never talked to in plain text, and where a
+//! client has an authority, an address with `http` is refused, so that a wrong address cannot switch encryption off.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hawser_common::tls::{ClientTls, InvalidTls, ServerTls};
+use hawser_common::{Coded, ErrorCode, Keepalive};
+use thiserror::Error;
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig};
+
+/// Longest that a TLS handshake may take.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+
+/// Certificates that cannot be used.
+#[derive(Debug, Error)]
+pub enum TlsError {
+    #[error(transparent)]
+    Invalid(#[from] InvalidTls),
+    #[error("{option} names {path:?}, which cannot be read: {source}")]
+    File { option: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("the certificate or its key cannot be used: {cause}")]
+    Certificate { cause: String },
+}
+
+impl Coded for TlsError {
+    fn code(&self) -> ErrorCode {
+        ErrorCode::Invalid
+    }
+}
+
+/// An address that cannot be connected to.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum DialError {
+    #[error("{address:?} is no address; write it as http://HOST:PORT or https://HOST:PORT")]
+    Address { address: String },
+    #[error("{address} needs TLS, and no authority is configured to check its certificate; set ca_file")]
+    NoAuthority { address: String },
+    #[error("{address} is plain text, and this end is configured for TLS; write it with https://")]
+    Plain { address: String },
+    #[error("the certificates for {address} cannot be used: {cause}")]
+    Certificate { address: String, cause: String },
+}
+
+impl Coded for DialError {
+    fn code(&self) -> ErrorCode {
+        ErrorCode::Invalid
+    }
+}
+
+/// A server with the keepalive and, where it is on, TLS.
+///
+/// # Errors
+/// [`TlsError`].
+pub fn server(tls: &ServerTls, keepalive: Keepalive) -> Result<Server, TlsError> {
+    tls.validate()?;
+    let server = Server::builder()
+        .http2_keepalive_interval(Some(keepalive.interval))
+        .http2_keepalive_timeout(Some(keepalive.timeout));
+    let (Some(cert), Some(key)) = (&tls.cert_file, &tls.key_file) else { return Ok(server) };
+    let identity = Identity::from_pem(read("cert_file", cert)?, read("key_file", key)?);
+    let mut config = ServerTlsConfig::new().identity(identity).timeout(HANDSHAKE_LIMIT);
+    if let Some(ca) = &tls.client_ca_file {
+        config = config.client_ca_root(Certificate::from_pem(read("client_ca_file", ca)?));
+    }
+    server.tls_config(config).map_err(|error| TlsError::Certificate { cause: innermost(&error) })
+}
+
+/// How this process connects: what it trusts, what it shows, and the keepalive. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Dial {
+    tls: Option<ClientTlsConfig>,
+    keepalive: Keepalive,
+}
+
+impl Dial {
+    /// Reads the files that `tls` names.
+    ///
+    /// # Errors
+    /// [`TlsError`].
+    pub fn new(tls: &ClientTls, keepalive: Keepalive) -> Result<Self, TlsError> {
+        tls.validate()?;
+        let Some(ca) = &tls.ca_file else { return Ok(Self { tls: None, keepalive }) };
+        let mut config = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(read("ca_file", ca)?))
+            .timeout(HANDSHAKE_LIMIT);
+        if let (Some(cert), Some(key)) = (&tls.cert_file, &tls.key_file) {
+            config = config.identity(Identity::from_pem(read("cert_file", cert)?, read("key_file", key)?));
+        }
+        Ok(Self { tls: Some(config), keepalive })
+    }
+
+    /// An endpoint for `address`, which must be a URI with a host.
+    ///
+    /// # Errors
+    /// [`DialError`].
+    pub fn endpoint(&self, address: &str) -> Result<Endpoint, DialError> {
+        let bad = || DialError::Address { address: address.to_owned() };
+        let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|_| bad())?;
+        if endpoint.uri().host().is_none_or(str::is_empty) {
+            return Err(bad());
+        }
+        let encrypted = match endpoint.uri().scheme_str() {
+            Some("https") => true,
+            Some("http") => false,
+            _ => return Err(bad()),
+        };
+        let address = || address.to_owned();
+        let endpoint = match (encrypted, &self.tls) {
+            (true, Some(tls)) => endpoint
+                .tls_config(tls.clone())
+                .map_err(|error| DialError::Certificate { address: address(), cause: innermost(&error) })?,
+            (true, None) => return Err(DialError::NoAuthority { address: address() }),
+            (false, Some(_)) => return Err(DialError::Plain { address: address() }),
+            (false, None) => endpoint,
+        };
+        Ok(endpoint
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(self.keepalive.interval)
+            .keep_alive_timeout(self.keepalive.timeout)
+            .keep_alive_while_idle(true))
+    }
+}
+
+fn read(option: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
+    std::fs::read(path).map_err(|source| TlsError::File { option, path: path.to_owned(), source })
+}
+
+/// The cause that says most: tonic's own texts are "transport error".
+#[must_use]
+pub fn innermost(error: &dyn std::error::Error) -> String {
+    let mut deepest = error;
+    while let Some(next) = deepest.source() {
+        deepest = next;
+    }
+    deepest.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_dials_take_plain_addresses_only() {
+        let dial = Dial::default();
+        assert!(dial.endpoint("http://127.0.0.1:7070").is_ok());
+        let https = dial.endpoint("https://router:1").unwrap_err();
+        assert!(matches!(https, DialError::NoAuthority { .. }), "{https}");
+        for bad in ["", "http://", "a b", "::", "ftp://h:1", "127.0.0.1:7070"] {
+            let error = dial.endpoint(bad).unwrap_err();
+            assert!(matches!(error, DialError::Address { .. }), "{bad:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn files_that_are_missing_or_no_certificates_are_named() {
+        let tls = ClientTls { ca_file: Some("nowhere.pem".into()), ..ClientTls::default() };
+        let error = Dial::new(&tls, Keepalive::default()).unwrap_err().to_string();
+        assert!(error.contains("ca_file names \"nowhere.pem\""), "{error}");
+        let path = PathBuf::from(env!("CARGO_MANIFEST_PATH"));
+        let (cert_file, key_file) = (Some(path.clone()), Some(path));
+        let tls = ServerTls { cert_file, key_file, client_ca_file: None };
+        let error = server(&tls, Keepalive::default()).unwrap_err();
+        assert!(matches!(error, TlsError::Certificate { .. }), "{error}");
+    }
+}

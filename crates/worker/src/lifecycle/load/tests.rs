@@ -1,0 +1,68 @@
+//! Memory: what is reserved and reported is what the ranks of this process hold.
+
+use super::*;
+
+const BUDGET: u64 = 1 << 20;
+
+/// A model of 3 layers, 9 query heads, 3 KV heads and a head of 8, with rows of f32.
+fn report(adjust: impl Fn(&mut WorkerOptions)) -> LoadReport {
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny-llama").into();
+    let rendezvous = "127.0.0.1:0".to_owned();
+    let mut options = WorkerOptions {
+        model,
+        rendezvous,
+        kv_memory_mib: 1,
+        archive_memory_mib: 0,
+        kv_type: KvType::F32,
+        ..WorkerOptions::default()
+    };
+    adjust(&mut options);
+    load(&options, &Clock::system(), &Tracer::default()).unwrap().report
+}
+
+/// Bytes of one slot with so many KV heads.
+fn slot(kv_heads: u64) -> u64 {
+    2 * 3 * kv_heads * 8 * 4
+}
+
+#[test]
+fn the_budget_is_that_of_a_process() {
+    let alone = report(|_| {});
+    assert_eq!(alone.kv_bytes, BUDGET / slot(3) * slot(3));
+    // Ranks of one process share the budget, as they share the heads: two heads on one, one on the other.
+    let threads = report(|options| options.tp = 2);
+    assert_eq!((threads.slots, threads.kv_bytes), (alone.slots, alone.kv_bytes));
+    // Five ranks hold five KV heads, two of them twice.
+    let copies = report(|options| options.tp = 5);
+    assert_eq!(copies.slots as u64 + 1, BUDGET / slot(5));
+    assert_eq!(copies.kv_bytes, BUDGET / slot(5) * slot(5));
+    // A process of two holds its own heads only, and the leader holds more of them.
+    let process = report(|options| options.world = 2);
+    assert_eq!(process.slots as u64 + 1, BUDGET / slot(2));
+    assert_eq!(process.kv_bytes, BUDGET / slot(2) * slot(2));
+    assert!(process.weight_bytes < alone.weight_bytes && alone.weight_bytes <= threads.weight_bytes);
+    assert!(process.weight_bytes * 2 > threads.weight_bytes, "the leader's half is the larger one");
+}
+
+#[test]
+fn slots_that_were_asked_for_are_what_is_reported() {
+    let process = report(|options| (options.world, options.kv_slots) = (2, 100));
+    assert_eq!((process.slots, process.kv_bytes), (99, 100 * slot(2)));
+}
+
+/// Before anything is read, and with what to do about it.
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn nccl_without_cuda_is_an_error_at_start() {
+    let options = WorkerOptions {
+        model: "no/such/model.gguf".into(),
+        world: 2,
+        collective: CollectiveKind::Nccl,
+        ..WorkerOptions::default()
+    };
+    let error = load(&options, &Clock::system(), &Tracer::default()).unwrap_err();
+    assert!(matches!(error, LoadError::Collective(_)), "{error:?}");
+    let said = error.to_string();
+    assert!(said.contains("worker.collective is nccl") && said.contains("feature `cuda`"), "{said}");
+    assert_eq!(error.code(), ErrorCode::Invalid);
+}
