@@ -210,7 +210,7 @@ async fn r6_a_pruned_session_of_a_stopped_process_goes_on_at_the_other() {
 }
 
 fn shape() -> Shape {
-    let checkpoint = Checkpoint::open(&demo_model()).unwrap();
+    let checkpoint = Checkpoint::open(demo_model()).unwrap();
     let config = checkpoint.config();
     let size = |count: usize| u32::try_from(count).unwrap();
     Shape {
@@ -324,7 +324,8 @@ async fn e23_what_is_damaged_cut_short_or_foreign_is_refused_and_leaves_nothing(
 #[ignore = "measures; takes minutes without optimisation"]
 async fn how_long_a_long_pruned_session_moves() {
     let mut cluster = Cluster::start(2, |options| options.kv_slots = 9_000).await;
-    let keep = retention("intent-memory", 1_024);
+    // Pruned between chunks too, so that the prompt does not take minutes.
+    let keep = wire::Retention { bounded: Some(true), ..retention("intent-memory", 1_024) };
     let first = one(&cluster, &keep).turn(1, words(340, 7_900), 8).await;
     let second = one(&cluster, &keep).turn(2, words(341, 20), 8).await;
     let clock = hawser_common::clock::Clock::system();
