@@ -113,6 +113,9 @@ fn from_grpc(status: &Status) -> ErrorCode {
         // hyper's text for a request that had no connection any more when its turn to be sent came.
         Code::Cancelled if status.message() == "operation was canceled" => ErrorCode::Unavailable,
         Code::Cancelled => ErrorCode::Cancelled,
+        // tonic's text for a connection that the other end closed, in good order or not. A server that has something to
+        // say about a call says it in words of its own.
+        Code::Internal if status.message().starts_with("h2 protocol error") => ErrorCode::Unavailable,
         Code::InvalidArgument | Code::OutOfRange | Code::AlreadyExists => ErrorCode::Invalid,
         Code::NotFound => ErrorCode::NotFound,
         Code::FailedPrecondition => ErrorCode::StaleOwner,
@@ -171,6 +174,8 @@ mod tests {
         assert_eq!(fault(&Status::cancelled("Timeout expired")).code, ErrorCode::Deadline);
         assert_eq!(fault(&Status::unknown("broken pipe")).code, ErrorCode::Unavailable);
         assert_eq!(fault(&Status::cancelled("operation was canceled")).code, ErrorCode::Unavailable);
+        let closed = Status::internal("h2 protocol error: http2 error");
+        assert_eq!((fault(&closed).code, fault(&closed).origin), (ErrorCode::Unavailable, Origin::Transport));
     }
 
     #[test]
