@@ -110,7 +110,7 @@ impl Driver {
             formation,
             epoch: FIRST_EPOCH,
             // At once, so that the ranks are known.
-            due: now,
+            due: now.after(BEAT),
             report: watch::Sender::new(report),
             is_up: watch::Sender::new(leader.is_some()),
             leader,
