@@ -27,7 +27,7 @@ use hawser_model::executor::ExecutorOptions;
 use hawser_model::layers::Model;
 use hawser_model::shard::{Blocks, ShardPlan};
 use hawser_worker::driver::{self, DriverHandle, DriverOptions, Turn};
-use hawser_worker::ranks::{Channel, Command, Probe, Rank, Seat, Threads};
+use hawser_worker::ranks::{Channel, Command, Probe, Rank, Seat, Threads, Work};
 use hawser_worker::scheduler::{Inspection, Keep, Limits, SequenceId, Submission};
 use hawser_worker::turn::{Generation, GenerationOptions, TurnEnd, TurnError, TurnEvent};
 use tokio::sync::mpsc;
@@ -55,7 +55,7 @@ fn sizes() -> ExecutorOptions {
     ExecutorOptions { slots: SLOTS, row_type: RowType::F32, threads: NonZeroUsize::MIN }
 }
 
-/// Holds the first command of a group until what shall run together has been queued.
+/// Holds the first step of a group until what shall run together has been queued.
 #[derive(Debug, Default)]
 struct Gate {
     state: Mutex<GateState>,
@@ -123,10 +123,11 @@ impl std::fmt::Debug for Watch {
 }
 
 impl Watch {
-    /// What rank 1 heard in an epoch.
+    /// What rank 1 heard in an epoch, but for the beat that begins it.
     fn heard(&self, epoch: u64) -> Vec<Heard> {
         let heard = self.heard.lock().unwrap();
-        heard.iter().filter(|heard| heard.seat == Seat { epoch, rank: 1 }).cloned().collect()
+        let of_rank = heard.iter().filter(|heard| heard.seat == Seat { epoch, rank: 1 });
+        of_rank.filter(|heard| heard.command.work != Work::Beat).cloned().collect()
     }
 }
 
@@ -141,7 +142,7 @@ impl Probe for Watch {
     }
 
     fn heard(&self, seat: Seat, command: &Command) {
-        if seat.epoch == 1 && command.step == 1 {
+        if seat.epoch == 1 && matches!(command.work, Work::Run(_)) {
             self.gate.pass();
         }
     }
