@@ -1,5 +1,7 @@
 //! Property 6: plans are a function of what was asked, and ranks are a function of the plans.
 
+use std::sync::Arc;
+
 use hawser_common::retention::{Aggregation, Retention};
 use hawser_device::collective::ThreadGroup;
 use hawser_model::executor::{Executor, Logits, Scores};
@@ -20,6 +22,8 @@ fn session(keep: &Retention) -> (Vec<Vec<u32>>, Vec<Heard>) {
     let b = group.send("b", &logs[1], 9, keep);
     group.watch.gate.open();
     let mut turns: Vec<Vec<u32>> = [first, a, b].map(|sent| end(sent).unwrap().tokens).to_vec();
+    // An idle driver that is woken says at once which turns have ended, and not with the next turn or after a while.
+    group.live("a");
     logs[0].extend_from_slice(&turns[1]);
     logs[1].extend_from_slice(&turns[2]);
     for turn in 0..3 {
@@ -27,11 +31,15 @@ fn session(keep: &Retention) -> (Vec<Vec<u32>>, Vec<Heard>) {
             log.extend(prompt(10 + turn, 25));
             let ended = end(group.send(name, log, 5, keep)).unwrap();
             assert!(ended.usage.kept.evicted > 0, "every turn prunes");
+            group.live("a");
             log.extend_from_slice(&ended.tokens);
             turns.push(ended.tokens);
         }
     }
-    let heard = group.watch.heard.lock().unwrap().clone();
+    let watch = Arc::clone(&group.watch);
+    // Followers have noted everything once they have ended.
+    drop(group);
+    let heard = watch.heard.lock().unwrap().clone();
     let of = |rank| heard.iter().filter(move |heard| heard.seat == Seat { epoch: 1, rank });
     for (one, other) in of(1).zip(of(2)) {
         assert_eq!(
