@@ -53,7 +53,7 @@ async fn p1_routers_agree_on_every_owner_and_outlive_each_other() {
         knows(client, 2).await;
     }
     let mut owners = Vec::new();
-    for index in 0..8 {
+    for index in 0..16 {
         let name = format!("s{index}");
         // Both routers are asked for a session that neither has seen.
         let asked = [&first.1, &second.1].map(|client| Box::pin(turn(client, &name, 40)));
