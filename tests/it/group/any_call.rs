@@ -37,12 +37,18 @@ fn calls(heard: &[Heard]) -> [(Channel, std::ops::Range<u64>); 2] {
     [(Channel::Commands, link(0)..link(4)), (Channel::Sums, sums(0)..sums(4))]
 }
 
-fn check(case: (usize, Channel, u64, Fault), expected: &Outcome) {
+/// Whether the fault came: on a busy machine a group with a short timeout may fail before both turns are there, and
+/// serve them in an epoch without a fault.
+fn check(case: (usize, Channel, u64, Fault), expected: &Outcome) -> bool {
     let keep = pruning(Aggregation::Sum);
     let silent = matches!(case.3, Fault::Delay(_) | Fault::Drop { .. });
     let timeout = if silent { TIMEOUT } else { PATIENT };
     let mut group = Group::start(2, timeout, Watch { fault: Some(case), ..Watch::default() });
-    for (turn, end) in run_two(&mut group, &keep).into_iter().enumerate() {
+    let ends = run_two(&mut group, &keep);
+    if silent && ends.iter().any(Result::is_ok) && !group.watch.heard(2).is_empty() {
+        return false;
+    }
+    for (turn, end) in ends.into_iter().enumerate() {
         match end {
             Ok(end) => panic!("{case:?}: turn {turn} ended well: {end:?}"),
             Err(error) => {
@@ -54,6 +60,7 @@ fn check(case: (usize, Channel, u64, Fault), expected: &Outcome) {
         }
     }
     assert_eq!(serve_two(&mut group, &keep), *expected, "{case:?}");
+    true
 }
 
 #[test]
@@ -77,7 +84,7 @@ fn e11_a_fault_at_any_call_ends_every_request_and_the_next_ones_are_served() {
                 loop {
                     let case = cases.lock().unwrap().pop();
                     let Some(case) = case else { return };
-                    check(case, &expected);
+                    assert!((0..20).any(|_| check(case, &expected)), "{case:?}: never came to the fault");
                 }
             });
         }
