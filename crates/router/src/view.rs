@@ -13,7 +13,7 @@ use hawser_placement::{Change, Event, Update};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use tokio::sync::watch;
-use tracing::warn;
+use tracing::info;
 
 use crate::affinity::{Affinity, HoldId, Spent, Standing};
 use crate::error::RouteError;
@@ -165,7 +165,7 @@ impl View {
             }
         }
         for group in &news.contradicting {
-            warn!(%group, "reports that nothing runs while calls run there; it is judged by this router's own counts");
+            info!(%group, "reports that nothing runs while calls run there; it is judged by this router's own counts");
         }
         self.updates.send_modify(|updates| *updates += 1);
         news.left
