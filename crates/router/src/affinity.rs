@@ -94,6 +94,11 @@ impl Affinity {
         self.leases.look(session)
     }
 
+    /// Whether the session's next turn has a place to go to.
+    pub(crate) fn is_known(&self, session: &SessionKey) -> bool {
+        self.leases.look(session).is_some() || self.holds.contains_key(session)
+    }
+
     /// A turn of the session is sent to a group that does not own it. `None`: nothing is held, since the session has an
     /// owner, is held at another group, or there is no room.
     pub(crate) fn hold(&mut self, session: &SessionKey, group: &GroupId) -> Option<HoldId> {

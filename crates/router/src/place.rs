@@ -162,6 +162,10 @@ impl Placer {
             excluded: attempts.excluded(),
         };
         let (To::Owner, Some(session)) = (call.to, &call.session) else {
+            // Only its owner can go on from what a session has. One that moves is nobody's for a moment.
+            if let (Replay::Delta, Some(session)) = (call.replay, &call.session) {
+                self.view.wait(NEWS, |view| view.is_known(session)).await;
+            }
             return self.view.choose(wanted);
         };
         if self.view.wait(NEWS, |view| view.owner(session).is_some()).await {

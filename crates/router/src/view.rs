@@ -257,6 +257,11 @@ impl View {
         self.lock().affinity.owner(session).map(|owner| Owner::clone(owner))
     }
 
+    /// Whether the session has an owner, or a group that its turns go to.
+    pub(crate) fn is_known(&self, session: &SessionKey) -> bool {
+        self.lock().affinity.is_known(session)
+    }
+
     /// The model that the session's owner serves.
     pub(crate) fn model_of(&self, session: &SessionKey) -> Option<String> {
         let known = self.lock();

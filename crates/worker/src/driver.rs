@@ -7,7 +7,7 @@ mod command;
 mod moves;
 mod run;
 
-pub use command::{Command, DriverHandle, DriverOptions, Turn};
+pub use command::{Command, DriverHandle, DriverOptions, Turn, Weights};
 pub use moves::{Arrival, Arriving, Departure, MoveError};
 
 use std::thread::JoinHandle;

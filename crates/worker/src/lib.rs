@@ -19,7 +19,8 @@ pub mod turn;
 
 pub use lifecycle::{FollowerError, follow_leader, follow_leader_observed};
 pub use lifecycle::{LoadError, LoadReport, StartError, Worker, WorkerHandle};
-pub use metrics::{METRICS, Moved, WorkerMetrics};
+pub use metrics::{METRICS, MoveEnd, Moved, WorkerMetrics};
+pub use moving::BalanceOptions;
 pub use options::{CollectiveKind, EngineKind, InvalidOptions, KvType, WorkerOptions};
 pub use remote_store::{InvalidStore, RemoteStore};
 pub use simulated::SimulatedOptions;

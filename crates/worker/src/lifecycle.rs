@@ -14,7 +14,8 @@ use hawser_common::tasks::Tasks;
 use hawser_common::telemetry::Telemetry;
 use hawser_common::{Coded, Epoch, ErrorCode, GroupId};
 use hawser_placement::{PlacementMetrics, Registration, RegistrationHandle, Store, StoreError};
-use hawser_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES, TlsError, transport, v1};
+use hawser_proto::transport::{self, Dial};
+use hawser_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES, TlsError, v1};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -28,7 +29,7 @@ use load::{Loaded, load};
 
 use crate::driver::{self, DriverError, DriverHandle, DriverOptions};
 use crate::metrics::WorkerMetrics;
-use crate::moving::{HandoverService, Moves, Peers, hand_over_all};
+use crate::moving::{HandoverService, Moves, Peers, hand_over_all, keep_balance};
 use crate::options::{InvalidOptions, WorkerOptions};
 use crate::scheduler::Limits;
 use crate::server::{SessionService, Shared, WorkerService};
@@ -48,6 +49,8 @@ pub enum StartError {
     Listen { address: SocketAddr, source: std::io::Error },
     #[error("worker.tls: {0}")]
     Tls(#[from] TlsError),
+    #[error("worker.peer_tls: {0}")]
+    PeerTls(TlsError),
     #[error("cannot register the group: {0}")]
     Register(#[from] StoreError),
     #[error(transparent)]
@@ -60,7 +63,7 @@ impl Coded for StartError {
     fn code(&self) -> ErrorCode {
         match self {
             Self::Options(error) => error.code(),
-            Self::Tls(error) => error.code(),
+            Self::Tls(error) | Self::PeerTls(error) => error.code(),
             Self::Load(error) => error.code(),
             Self::Listen { .. } => ErrorCode::Unavailable,
             Self::Register(error) => error.code(),
@@ -99,6 +102,12 @@ impl Worker {
     ) -> Result<WorkerHandle, StartError> {
         options.validate()?;
         let server = transport::server(&options.tls, options.keepalive)?;
+        let dial = Dial::new(&options.peer_tls, options.keepalive).map_err(StartError::PeerTls)?;
+        if options.move_sessions && options.tls.is_on() != options.peer_tls.is_on() {
+            tracing::warn!(
+                "sessions do not move: worker.tls and worker.peer_tls are not both on or both off"
+            );
+        }
         // The port first: loading a model only to find it taken would be a waste.
         let listener = TcpListener::bind(options.listen)
             .await
@@ -109,7 +118,7 @@ impl Worker {
         let loaded = tokio::task::spawn_blocking(move || load(&loading, &timer, &tracer))
             .await
             .map_err(|error| StartError::Server(error.to_string()))??;
-        Self::serve(options, loaded, store, (clock, telemetry), (listener, server)).await
+        Self::serve(options, loaded, store, (clock, telemetry), (listener, server, dial)).await
     }
 
     async fn serve(
@@ -117,7 +126,7 @@ impl Worker {
         loaded: Loaded,
         store: Arc<dyn Store>,
         (clock, telemetry): (Clock, &Telemetry),
-        ((address, listener), server): ((SocketAddr, TcpListener), Server),
+        ((address, listener), server, dial): ((SocketAddr, TcpListener), Server, Dial),
     ) -> Result<WorkerHandle, StartError> {
         let group = GroupId::parse(&options.group).map_err(InvalidOptions::from)?;
         let tasks = Tasks::new();
@@ -136,7 +145,7 @@ impl Worker {
         let (driver, thread) = driver::spawn_observed(formation, bounds, clock.clone(), metrics.clone())?;
         let record = record(&options, &group, &model, address, &driver);
         let ttl = Duration::from_millis(options.lease_ttl_ms);
-        let moves = Moves::new(&options, shape, Peers::new(Arc::clone(&store)));
+        let moves = Moves::new(&options, shape, Peers::new(Arc::clone(&store)), dial);
         let placing = PlacementMetrics::new(&meter);
         let registration =
             Registration::start_observed(store, clock.clone(), &tasks, record, ttl, placing).await?;
@@ -164,6 +173,7 @@ impl Worker {
         tasks.spawn(report_capacity(Arc::clone(&shared), tasks.stopping()));
         tasks.spawn(forget_idle(Arc::clone(&shared), tasks.stopping()));
         tasks.spawn(follow_group(Arc::clone(&shared), tasks.stopping()));
+        tasks.spawn(keep_balance(Arc::clone(&shared), tasks.stopping()));
         let services =
             (WorkerService::new(Arc::clone(&shared), model), HandoverService::new(Arc::clone(&shared)));
         spawn_server(&tasks, services, &registration, (listener, server))?;

@@ -47,6 +47,22 @@ label! {
     }
 }
 
+label! {
+    /// How a move that began at this group ended.
+    pub enum MoveEnd: "outcome" {
+        /// Another group has the session, since this one drains.
+        Drained = "drained",
+        /// Another group has the session, since it was less loaded.
+        Rebalanced = "rebalanced",
+        /// The session stays: it was refused, or it failed, or a turn came.
+        Stayed = "stayed",
+        /// The group drains, and no other took the session.
+        GivenUp = "given_up",
+        /// The claim was released, and the other group did not say that it has it.
+        Lost = "lost",
+    }
+}
+
 const TURNS: Metric =
     Metric::counter("hawser.worker.turns", "{turn}", "Turns by how they ended at the group.").by("outcome");
 const TURN_TIME: Metric = Metric::histogram(
@@ -120,6 +136,9 @@ const MOVED: Metric = Metric::counter(
     "Sessions handed over to or from another group.",
 )
 .by("direction");
+const MOVES: Metric =
+    Metric::counter("hawser.worker.moves", "{move}", "Moves of sessions that began here, by how they ended.")
+        .by("outcome");
 
 /// Every metric of this crate.
 pub const METRICS: &[Metric] = &[
@@ -144,6 +163,7 @@ pub const METRICS: &[Metric] = &[
     ROWS_READ,
     ROWS_FULL,
     MOVED,
+    MOVES,
 ];
 
 /// Instruments of a group. Cheap to clone; the default ones do nothing.
@@ -170,6 +190,7 @@ pub struct WorkerMetrics {
     rows_read: Counter,
     rows_full: Counter,
     moved: CounterBy<Moved>,
+    moves: CounterBy<MoveEnd>,
 }
 
 impl Default for WorkerMetrics {
@@ -204,6 +225,7 @@ impl WorkerMetrics {
             rows_read: meter.counter(&ROWS_READ),
             rows_full: meter.counter(&ROWS_FULL),
             moved: meter.counter_by(&MOVED),
+            moves: meter.counter_by(&MOVES),
         }
     }
 
@@ -241,6 +263,15 @@ impl WorkerMetrics {
     /// A session was handed over.
     pub fn moved(&self, direction: Moved) {
         self.moved.add(direction, 1);
+    }
+
+    /// A move that began here has ended.
+    pub fn move_ended(&self, end: MoveEnd) {
+        self.moves.add(end, 1);
+        match end {
+            MoveEnd::Drained | MoveEnd::Rebalanced => self.moved(Moved::Out),
+            MoveEnd::Stayed | MoveEnd::GivenUp | MoveEnd::Lost => {}
+        }
     }
 
     fn finished(&self, end: &TurnEnd) {

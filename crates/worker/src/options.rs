@@ -5,11 +5,12 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use hawser_common::retention::{InvalidRetention, Retention};
-use hawser_common::tls::{InvalidTls, ServerTls};
+use hawser_common::tls::{ClientTls, InvalidTls, ServerTls};
 use hawser_common::{Coded, ErrorCode, GroupId, Keepalive};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::moving::BalanceOptions;
 use crate::simulated::SimulatedOptions;
 
 /// How KV rows are stored.
@@ -127,10 +128,14 @@ pub struct WorkerOptions {
     pub max_moves: usize,
     /// Longest that one session may take to move.
     pub move_timeout_ms: u64,
+    /// Giving sessions away while others of this model are less loaded.
+    pub rebalance: BalanceOptions,
     /// What sessions keep that choose nothing themselves.
     pub retention: Retention,
-    /// What the leader shows to routers.
+    /// What the leader shows to routers, and to groups that sessions come from.
     pub tls: ServerTls,
+    /// How this group talks to those that its sessions go to.
+    pub peer_tls: ClientTls,
     /// Of the connections from routers. Not a key: every hop has the same.
     #[serde(skip)]
     pub keepalive: Keepalive,
@@ -174,8 +179,10 @@ impl Default for WorkerOptions {
             move_sessions: true,
             max_moves: 4,
             move_timeout_ms: 10_000,
+            rebalance: BalanceOptions::default(),
             retention: Retention::default(),
             tls: ServerTls::default(),
+            peer_tls: ClientTls::default(),
             keepalive: Keepalive::default(),
             simulated: SimulatedOptions::default(),
         }
@@ -193,6 +200,8 @@ pub enum InvalidOptions {
     Retention(#[from] InvalidRetention),
     #[error("tls: {0}")]
     Tls(#[from] InvalidTls),
+    #[error("peer_tls: {0}")]
+    PeerTls(InvalidTls),
     #[error("{key} is {found}; allowed is {allowed}")]
     Value { key: &'static str, found: u64, allowed: &'static str },
     #[error("simulated.time_scale is {found}; allowed is 0 to 1000")]
@@ -247,7 +256,9 @@ impl WorkerOptions {
         check("max_moves", self.max_moves, (1..=64).contains(&self.max_moves), "1 to 64")?;
         let patience = usize::try_from(self.move_timeout_ms).unwrap_or(usize::MAX);
         check("move_timeout_ms", patience, (100..=600_000).contains(&patience), "100 to 600000")?;
+        self.rebalance.validate()?;
         self.tls.validate()?;
+        self.peer_tls.validate().map_err(InvalidOptions::PeerTls)?;
         self.retention.validate()?;
         self.simulated.validate()
     }

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::moves::MoveCommand;
 use crate::ranks::GroupReport;
-use crate::scheduler::{Inspection, Limits, Submission};
+use crate::scheduler::{Inspection, Limits, Submission, Weight};
 use crate::turn::{Generation, TurnError, TurnEvent};
 
 /// Bounds of a driver.
@@ -59,6 +59,10 @@ pub enum Command {
         keys: Vec<SessionKey>,
         done: oneshot::Sender<Vec<usize>>,
     },
+    /// Answers with what the group has left, and what each idle session has and needs.
+    Weigh {
+        done: oneshot::Sender<Weights>,
+    },
     /// Answers with what became of the session's rows; `None` where it has none.
     Inspect {
         key: SessionKey,
@@ -66,6 +70,13 @@ pub enum Command {
     },
     /// A session leaves or arrives.
     Move(Box<MoveCommand>),
+}
+
+/// What idle sessions have, at one time with what is left.
+#[derive(Clone, Debug, Default)]
+pub struct Weights {
+    pub capacity: Capacity,
+    pub sessions: Vec<Weight>,
 }
 
 /// Talks to the driver. Cheap to clone.
@@ -156,6 +167,16 @@ impl DriverHandle {
     pub async fn live(&self, keys: Vec<SessionKey>) -> Result<Vec<usize>, TurnError> {
         let (done, answer) = oneshot::channel();
         self.send(Command::Live { keys, done })?;
+        answer.await.map_err(|_| TurnError::DriverStopped)
+    }
+
+    /// What idle sessions have and need, and what is left.
+    ///
+    /// # Errors
+    /// As [`DriverHandle::run`].
+    pub async fn weigh(&self) -> Result<Weights, TurnError> {
+        let (done, answer) = oneshot::channel();
+        self.send(Command::Weigh { done })?;
         answer.await.map_err(|_| TurnError::DriverStopped)
     }
 

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 
 mod moves;
 
-use super::command::{Command, DriverOptions, Turn};
+use super::command::{Command, DriverOptions, Turn, Weights};
 use crate::metrics::WorkerMetrics;
 use crate::ranks::{
     BEAT, FormError, Formation, GroupReport, Leader, Phase, RankError, Scoring, TableChange, Traced,
@@ -265,6 +265,10 @@ impl Driver {
             }
             Command::Live { keys, done } => {
                 let _ = done.send(keys.iter().map(|key| self.scheduler.live(key)).collect());
+            }
+            Command::Weigh { done } => {
+                let (capacity, sessions) = (self.scheduler.capacity(), self.scheduler.weights());
+                let _ = done.send(Weights { capacity, sessions });
             }
             Command::Move(command) => self.obey_move(*command, now),
             Command::Inspect { key, done } => {

@@ -44,6 +44,13 @@ impl Moved {
             }
         }
     }
+
+    pub(super) fn remove(&self, key: &SessionKey) {
+        let Known { owners, order } = &mut *self.known();
+        if owners.remove(key).is_some() {
+            order.retain(|known| known != key);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -64,5 +71,9 @@ mod tests {
         moved.insert(key(1), owner(2));
         assert_eq!(moved.owner(&key(0)), None);
         assert_eq!((moved.owner(&key(1)), moved.owner(&key(2))), (Some(owner(2)), Some(owner(1))));
+        moved.remove(&key(1));
+        (3..5).for_each(|n| moved.insert(key(n), owner(1)));
+        assert_eq!((moved.owner(&key(1)), moved.owner(&key(2))), (None, None));
+        assert!(moved.owner(&key(3)).is_some() && moved.owner(&key(4)).is_some());
     }
 }

@@ -1,11 +1,10 @@
-//! The other groups, as the store's watch tells of them from the first move on, and which of them a session goes to.
+//! The other groups, as the store's watch tells of them while somebody asks, and which of them a session goes to.
 //!
 //! Never decides by what a group says of its model: only the group itself knows the digest, and refuses what is not its
 //! own.
 
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -19,6 +18,8 @@ use tokio_util::sync::CancellationToken;
 /// Longest wait for the first news of the store.
 const NEWS: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_millis(300);
+/// The watch ends when nobody has asked for this long: it tells of every claim of the cluster.
+const UNASKED: Duration = Duration::from_secs(60);
 
 type Groups = HashMap<GroupId, GroupRecord>;
 
@@ -27,23 +28,41 @@ pub(crate) struct Peers {
     store: Arc<dyn Store>,
     /// `None`: nothing was heard yet.
     known: Arc<watch::Sender<Option<Groups>>>,
-    started: AtomicBool,
+    watching: Arc<Mutex<Watching>>,
+}
+
+#[derive(Debug, Default)]
+struct Watching {
+    is_on: bool,
+    /// Since the watch was last looked after.
+    is_asked: bool,
+}
+
+fn lock(watching: &Mutex<Watching>) -> MutexGuard<'_, Watching> {
+    watching.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Peers {
     pub(crate) fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, known: Arc::new(watch::Sender::new(None)), started: AtomicBool::new(false) }
+        Self { store, known: Arc::new(watch::Sender::new(None)), watching: Arc::default() }
     }
 
-    /// All groups. Begins to watch the store with the first call; empty where the store does not answer in time.
+    /// All groups. Begins to watch the store where that is not done yet; empty where it does not answer in time.
     pub(super) async fn groups(&self, tasks: &Tasks) -> Vec<GroupRecord> {
-        if !self.started.swap(true, Ordering::Relaxed) {
+        let was_on = {
+            let mut watching = lock(&self.watching);
+            watching.is_asked = true;
+            std::mem::replace(&mut watching.is_on, true)
+        };
+        if !was_on {
             let (store, known, stop) = (Arc::clone(&self.store), Arc::clone(&self.known), tasks.stopping());
+            let watching = Arc::clone(&self.watching);
             tasks.spawn(async move {
                 // Cancel-safe: dropping a watch leaves nothing behind.
                 tokio::select! {
                     () = stop.cancelled() => {}
                     () = follow(store, &known, stop.clone()) => {}
+                    () = unasked(&known, &watching) => {}
                 }
             });
         }
@@ -51,6 +70,19 @@ impl Peers {
         let heard = tokio::time::timeout(NEWS, news.wait_for(Option::is_some)).await;
         let groups = heard.ok().and_then(Result::ok).and_then(|known| known.clone());
         groups.map_or_else(Vec::new, |groups| groups.into_values().collect())
+    }
+}
+
+/// Resolves when nobody has asked for a while; the next one to ask begins anew.
+async fn unasked(known: &watch::Sender<Option<Groups>>, watching: &Mutex<Watching>) {
+    loop {
+        tokio::time::sleep(UNASKED).await;
+        let mut watching = lock(watching);
+        if !std::mem::take(&mut watching.is_asked) {
+            watching.is_on = false;
+            known.send_replace(None);
+            return;
+        }
     }
 }
 

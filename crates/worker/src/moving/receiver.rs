@@ -14,15 +14,18 @@ use hawser_common::{Coded, ErrorCode, SessionKey};
 use hawser_proto::convert::InvalidRequest;
 use hawser_proto::{convert, status, v1};
 use thiserror::Error;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 use v1::import_session_request::Step as Ask;
 use v1::import_session_response::Step as Answer;
 
+use super::balance::accept;
+use super::rebalance::{Terms, Unbalanced};
 use super::snapshot::{Manifest, Piece, Reader, SnapshotError};
-use super::wire::{answer, chunk_of, offer_of};
+use super::wire::{answer, balance_of, chunk_of, offer_of};
 use crate::driver::{Arrival, Arriving, MoveError};
+use crate::metrics::Moved;
 use crate::server::Shared;
 use crate::session::{Held, Transcript};
 use crate::turn::TurnError;
@@ -50,6 +53,8 @@ pub(crate) enum ImportError {
     #[error("the move took too long")]
     Late,
     #[error(transparent)]
+    Unbalanced(#[from] Unbalanced),
+    #[error(transparent)]
     Snapshot(#[from] SnapshotError),
     #[error(transparent)]
     Driver(#[from] MoveError),
@@ -63,7 +68,7 @@ impl Coded for ImportError {
             Self::Request(error) => error.code(),
             Self::Order | Self::Exists => ErrorCode::Invalid,
             Self::Ended | Self::Disabled | Self::Late => ErrorCode::Unavailable,
-            Self::Full => ErrorCode::Exhausted,
+            Self::Full | Self::Unbalanced(_) => ErrorCode::Exhausted,
             Self::Snapshot(error) => error.code(),
             Self::Driver(error) => error.code(),
             Self::Turn(error) => error.code(),
@@ -125,6 +130,10 @@ struct Staged {
     held: Held,
     transcript: Transcript,
     arrival: Option<Arrival>,
+    /// Time since its last turn.
+    idle: Duration,
+    /// It comes for the sake of balance, and no other does meanwhile.
+    balance: Option<(Terms, OwnedSemaphorePermit)>,
 }
 
 async fn take_over(shared: &Arc<Shared>, mut asks: Asks, answers: &Answers) -> Result<Owner, ImportError> {
@@ -132,7 +141,8 @@ async fn take_over(shared: &Arc<Shared>, mut asks: Asks, answers: &Answers) -> R
     let permit = tokio::time::timeout(PLACE_LIMIT, shared.moves.arriving.acquire()).await;
     let _permit = permit.ok().and_then(Result::ok).ok_or(ImportError::Full)?;
     let staging = tokio::time::timeout(limit, stage(shared, &mut asks, answers));
-    let Staged { key, mut held, transcript, arrival } = staging.await.map_err(|_| ImportError::Late)??;
+    let Staged { key, mut held, transcript, arrival, idle, balance } =
+        staging.await.map_err(|_| ImportError::Late)??;
     let _gone = answers.send(Ok(answer(Answer::Staged(v1::ImportStaged {})))).await;
     // Whatever comes next, or nothing, or the end: the store says whether the session was released.
     let heard = tokio::time::timeout(limit, next(&mut asks)).await;
@@ -145,10 +155,17 @@ async fn take_over(shared: &Arc<Shared>, mut asks: Asks, answers: &Answers) -> R
         if let Err(error) = arrival.commit(key).await {
             tracing::warn!(%error, session = %held.key().session, "the rows of a session that came are lost");
         }
+    } else if held.is_kept() {
+        // It comes without rows: those that it had when it was here before are of another history.
+        shared.driver.close(key).await?;
     }
     let claimed = held.claimed;
     *held = Transcript { claimed, ..transcript };
+    held.came(idle);
     drop(held);
+    let terms = balance.as_ref().map(|(terms, _)| terms);
+    shared.moves.balance.rebalancer().took(terms, shared.clock.now());
+    shared.metrics.moved(Moved::In);
     Ok(shared.owner())
 }
 
@@ -159,16 +176,23 @@ async fn stage(shared: &Arc<Shared>, asks: &mut Asks, answers: &Answers) -> Resu
         return Err(ImportError::Disabled);
     }
     shared.admit(shared.registration.epoch())?;
+    let terms = wire.balance.as_ref().map(balance_of);
     let offer = offer_of(wire);
     offer.check(&shared.moves.shape, shared.usable_slots as u64)?;
+    let balance = match terms {
+        Some(terms) => Some((terms, accept(shared, &terms).await?)),
+        None => None,
+    };
     let checkout = tokio::time::timeout(BUSY_LIMIT, shared.sessions.checkout(&key));
     let held = checkout.await.map_err(|_| ImportError::Exists)??;
-    if held.is_kept() {
+    // What is left of one that was this group's before gives way, once the claim is won.
+    if held.claimed == Some(shared.registration.standing().term) {
         return Err(ImportError::Exists);
     }
     let _gone = answers.send(Ok(answer(Answer::Accepted(v1::ImportAccepted {})))).await;
     let mut reader = Reader::new(offer, shared.text.vocabulary);
-    let mut staged = Staged { key, held, transcript: Transcript::default(), arrival: None };
+    let (transcript, idle) = (Transcript::default(), Duration::ZERO);
+    let mut staged = Staged { key, held, transcript, arrival: None, idle, balance };
     loop {
         match next(asks).await? {
             Ask::Chunk(chunk) => match reader.chunk(chunk_of(chunk))? {
@@ -192,8 +216,9 @@ impl Staged {
     async fn begin(&mut self, shared: &Shared, manifest: Manifest) -> Result<(), ImportError> {
         let Manifest { transcript, state, memory, idle_ms } = manifest;
         self.transcript = transcript;
+        self.idle = Duration::from_millis(idle_ms);
         if let Some(state) = state {
-            let (key, idle) = (self.key.clone(), Duration::from_millis(idle_ms));
+            let (key, idle) = (self.key.clone(), self.idle);
             let vocabulary = shared.text.vocabulary;
             let arriving = Arriving { key, state, memory, idle, vocabulary };
             self.arrival = Some(shared.driver.arrive(arriving).await?);

@@ -4,6 +4,7 @@ use hawser_proto::v1;
 use v1::import_session_request::Step as Ask;
 use v1::import_session_response::Step as Answer;
 
+use super::rebalance::{Share, Terms};
 use super::snapshot::{Chunk, Offer};
 
 pub(super) fn ask(step: Ask) -> v1::ImportSessionRequest {
@@ -14,7 +15,25 @@ pub(super) fn answer(step: Answer) -> v1::ImportSessionResponse {
     v1::ImportSessionResponse { step: Some(step) }
 }
 
-pub(super) fn offer_to_wire(session: v1::SessionKey, offer: &Offer) -> v1::ImportOffer {
+pub(super) fn balance_to_wire(terms: &Terms) -> v1::ImportBalance {
+    // A number that is none, or beyond its bounds, becomes the nearest one that is: `as` saturates.
+    v1::ImportBalance {
+        load_ppm: (terms.level * 1e6) as u32,
+        rows: terms.share.rows.ceil() as u64,
+        calls_milli: (terms.share.calls * 1e3).ceil() as u32,
+    }
+}
+
+pub(super) fn balance_of(wire: &v1::ImportBalance) -> Terms {
+    let share = Share { rows: wire.rows as f64, calls: f64::from(wire.calls_milli) / 1e3 };
+    Terms { level: f64::from(wire.load_ppm) / 1e6, share }
+}
+
+pub(super) fn offer_to_wire(
+    session: v1::SessionKey,
+    offer: &Offer,
+    terms: Option<&Terms>,
+) -> v1::ImportOffer {
     let [layers, heads, kv_heads, head_dim] = offer.sizes;
     v1::ImportOffer {
         session: Some(session),
@@ -28,6 +47,7 @@ pub(super) fn offer_to_wire(session: v1::SessionKey, offer: &Offer) -> v1::Impor
         manifest_bytes: offer.manifest_bytes,
         rows: offer.rows,
         row_bytes: offer.row_bytes,
+        balance: terms.map(balance_to_wire),
     }
 }
 

@@ -76,6 +76,10 @@ impl SessionCache {
         self.idle.values().map(|idle| &idle.map)
     }
 
+    pub(super) fn all(&self) -> impl Iterator<Item = (&SessionKey, &Idle)> {
+        self.idle.iter()
+    }
+
     pub(super) fn find(&self, key: &SessionKey) -> Option<&Idle> {
         self.idle.get(key)
     }

@@ -34,7 +34,7 @@ use thiserror::Error;
 
 use cache::{Idle, SessionCache};
 pub use inspect::{Inspection, RowState};
-pub use moving::{ArrivalId, ArrivalRefused, Leaving, SessionState, Unsound};
+pub use moving::{ArrivalId, ArrivalRefused, Leaving, SessionState, Unsound, Weight};
 pub use plan::{PlanEntry, RankChange, SequenceId, StepPlan};
 use sequence::Sequence;
 pub use sequence::{Admission, Keep, Kept, Submission};

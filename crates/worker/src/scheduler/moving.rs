@@ -77,6 +77,15 @@ pub struct Leaving {
     pub memory: Option<MemoryId>,
 }
 
+/// What an idle session has and needs, in rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Weight {
+    pub key: SessionKey,
+    pub rows: usize,
+    /// Of its next turn, from the first on: what it has, or what is to be computed again.
+    pub needs: usize,
+}
+
 /// A session on its way into a scheduler, unique within the scheduler's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ArrivalId(pub u64);
@@ -100,6 +109,17 @@ impl Coded for ArrivalRefused {
 }
 
 impl Scheduler {
+    /// What each idle session has and needs. Those that lost everything but their tokens are not here.
+    #[must_use]
+    pub fn weights(&self) -> Vec<Weight> {
+        let weight = |(key, idle): (&SessionKey, &Idle)| {
+            let rows = idle.map.live().len();
+            let needs = rows.max(idle.tokens.len().saturating_sub(idle.log.dead()));
+            Weight { key: key.clone(), rows, needs }
+        };
+        self.cache.all().map(weight).collect()
+    }
+
     /// Pins an idle session and says what of it is to leave; `None` for one that is not here.
     pub fn leave(&mut self, key: &SessionKey) -> Option<Leaving> {
         let idle = self.cache.find_mut(key)?;

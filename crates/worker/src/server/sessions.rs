@@ -89,19 +89,17 @@ impl SessionService {
         to: &SessionKey,
     ) -> Result<v1::SessionInfo, SessionError> {
         let sessions = &self.shared.sessions;
-        if !sessions.contains(from) {
-            return Err(SessionError::NotFound(from.session.clone()));
-        }
+        self.find(from).await?;
         if from == to {
             return Err(SessionError::Exists(to.session.clone()));
         }
         // Always in the order of the keys: two forks in opposite directions do not wait for each other.
         let (source, mut copy) = if from < to {
-            let source = sessions.checkout(from).await?;
+            let source = self.shared.checkout(from).await?;
             (source, sessions.checkout(to).await?)
         } else {
             let copy = sessions.checkout(to).await?;
-            (sessions.checkout(from).await?, copy)
+            (self.shared.checkout(from).await?, copy)
         };
         if !source.is_kept() {
             return Err(SessionError::NotFound(from.session.clone()));
@@ -121,10 +119,10 @@ impl SessionService {
 
     /// Forgets a session once its running turn has ended. Returns the slots that became free.
     pub(crate) async fn close(&self, key: &SessionKey) -> Result<usize, SessionError> {
-        if !self.shared.sessions.contains(key) {
+        if !self.shared.sessions.contains(key) && self.shared.moves.moved(key).is_none() {
             return Ok(0);
         }
-        let held = self.shared.sessions.checkout(key).await?;
+        let held = self.shared.checkout(key).await?;
         let freed = self.shared.driver.close(key.clone()).await?;
         if held.claimed.is_some() {
             self.shared.unclaim(key);
@@ -135,6 +133,7 @@ impl SessionService {
 
     pub(crate) async fn describe(&self, key: &SessionKey) -> Result<v1::SessionInfo, SessionError> {
         let missing = || SessionError::NotFound(key.session.clone());
+        self.find(key).await?;
         let summary = self.shared.sessions.summary(key).ok_or_else(missing)?;
         let live = self.shared.driver.live(vec![key.clone()]).await?;
         Ok(self.info(key, &summary, live.first().copied().unwrap_or(0)))
@@ -144,10 +143,8 @@ impl SessionService {
     pub(crate) async fn inspect(&self, key: &SessionKey) -> Result<v1::InspectSessionResponse, SessionError> {
         let missing = || SessionError::NotFound(key.session.clone());
         let shared = &self.shared;
-        if !shared.sessions.contains(key) {
-            return Err(missing());
-        }
-        let held = shared.sessions.checkout(key).await?;
+        self.find(key).await?;
+        let held = shared.checkout(key).await?;
         if !held.is_kept() {
             return Err(missing());
         }
@@ -169,6 +166,17 @@ impl SessionService {
             inspected(info, &held, &retention, &inspection, &text)
         };
         tokio::task::spawn_blocking(work).await.map_err(|_| TurnError::TaskFailed.into())
+    }
+
+    /// Whether the session is here; one that has moved away is refused with its owner's name.
+    async fn find(&self, key: &SessionKey) -> Result<(), SessionError> {
+        if self.shared.sessions.contains(key) {
+            return Ok(());
+        }
+        if self.shared.moves.moved(key).is_some() {
+            drop(self.shared.checkout(key).await?);
+        }
+        Err(SessionError::NotFound(key.session.clone()))
     }
 
     /// Sessions of a tenant by id, and whether there are more.

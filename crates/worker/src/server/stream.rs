@@ -115,6 +115,7 @@ impl TurnStream {
                 if let Some(watch) = &mut self.watch {
                     watch.finished(&end);
                 }
+                self.guard.shared.moves.balance.turn_ended(&end);
                 Ok(Frame::Finished(self.commit(&end)))
             }
             Some(TurnEvent::Failed(error)) => Err(self.failed(error)),

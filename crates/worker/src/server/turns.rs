@@ -97,11 +97,28 @@ impl Shared {
         match self.registration.claim(key.clone()).await {
             Ok(_) => {
                 held.claimed = Some(term);
+                self.moves.forget(key);
                 Ok(())
             }
             Err(ClaimError::Owned(owner)) => Err(TurnError::StaleOwner(owner)),
             Err(error) => Err(TurnError::ClaimFailed { detail: error.to_string() }),
         }
+    }
+
+    /// Checks a session out. One that has moved away, before or while this waited, is refused with its owner's name.
+    ///
+    /// # Errors
+    /// As [`Sessions::checkout`], or [`TurnError::StaleOwner`].
+    pub(crate) async fn checkout(&self, key: &SessionKey) -> Result<Held, TurnError> {
+        let mut held = self.sessions.checkout(key).await?;
+        if held.is_kept() || self.moves.moved(key).is_none() {
+            return Ok(held);
+        }
+        // The store knows better: who took it may be gone, or have handed it on. Where it is nobody's, so it stays.
+        self.claim(key, &mut held).await?;
+        held.claimed = None;
+        self.unclaim(key);
+        Ok(held)
     }
 
     pub(crate) fn owner(&self) -> Owner {
@@ -152,7 +169,7 @@ impl TurnService {
         watch.about(request.session.as_ref(), &shared.owner());
         let key = request.session.clone().map(|session| SessionKey { tenant: tenant.clone(), session });
         let held = match &key {
-            Some(key) => Some(shared.sessions.checkout(key).await?),
+            Some(key) => Some(shared.checkout(key).await?),
             None => None,
         };
         // Since the registration that the history was claimed under, another group may have gone on with the session.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use hawser_common::SessionKey;
 use hawser_common::clock::{Clock, Tick, unix_seconds};
 use hawser_common::retention::Retention;
-use tokio::sync::OwnedMutexGuard;
+use tokio::sync::{Notify, OwnedMutexGuard};
 
 use super::transcript::Transcript;
 use crate::turn::TurnError;
@@ -31,6 +31,8 @@ pub struct Summary {
     pub tokens: usize,
     pub busy: bool,
     pub last_used: Tick,
+    /// When it came from another group; `None`: it began here.
+    pub came: Option<Tick>,
     /// `None`: the group's default.
     pub retention: Option<Retention>,
 }
@@ -39,6 +41,8 @@ pub struct Summary {
 struct Entry {
     transcript: Arc<tokio::sync::Mutex<Transcript>>,
     waiting: AtomicUsize,
+    /// Told whenever one more waits.
+    wanted: Notify,
     summary: Mutex<Summary>,
 }
 
@@ -57,6 +61,8 @@ pub struct Held {
     key: SessionKey,
     entry: Arc<Entry>,
     transcript: Option<OwnedMutexGuard<Transcript>>,
+    /// When it counts as used last; `None`: when it is checked in.
+    used: Option<Tick>,
 }
 
 struct Waiting<'a>(&'a AtomicUsize);
@@ -89,15 +95,42 @@ impl Sessions {
             if before > self.options.max_waiting {
                 return Err(TurnError::SessionBusy { waiting: self.options.max_waiting });
             }
+            entry.wanted.notify_waiters();
             let guard = Arc::clone(&entry.transcript).lock_owned().await;
             drop(waiting);
             // It may have been forgotten while this turn waited; then there is a newer entry, or none.
-            if self.entries().get(key).is_some_and(|current| Arc::ptr_eq(current, &entry)) {
-                entry.summary().busy = true;
-                let sessions = Arc::clone(self);
-                return Ok(Held { sessions, key: key.clone(), entry, transcript: Some(guard) });
+            if let Some(held) = self.held(key, entry, guard) {
+                return Ok(held);
             }
         }
+    }
+
+    /// Checks a session out that is here, and that nobody has or waits for. Checked in unchanged, it counts as used last
+    /// when it was before.
+    pub fn try_checkout(self: &Arc<Self>, key: &SessionKey) -> Option<Held> {
+        let entry = Arc::clone(self.entries().get(key)?);
+        if entry.waiting.load(Ordering::Relaxed) > 0 {
+            return None;
+        }
+        let guard = Arc::clone(&entry.transcript).try_lock_owned().ok()?;
+        let used = entry.summary().last_used;
+        let mut held = self.held(key, entry, guard)?;
+        held.used = Some(used);
+        Some(held)
+    }
+
+    fn held(
+        self: &Arc<Self>,
+        key: &SessionKey,
+        entry: Arc<Entry>,
+        transcript: OwnedMutexGuard<Transcript>,
+    ) -> Option<Held> {
+        if self.entries().get(key).is_none_or(|current| !Arc::ptr_eq(current, &entry)) {
+            return None;
+        }
+        entry.summary().busy = true;
+        let (sessions, key) = (Arc::clone(self), key.clone());
+        Some(Held { sessions, key, entry, transcript: Some(transcript), used: None })
     }
 
     /// Whether a session is held.
@@ -119,6 +152,7 @@ impl Sessions {
         let entry = Arc::new(Entry {
             transcript: Arc::new(tokio::sync::Mutex::new(transcript)),
             waiting: AtomicUsize::new(0),
+            wanted: Notify::new(),
             summary: Mutex::new(summary),
         });
         entries.insert(key.clone(), Arc::clone(&entry));
@@ -165,6 +199,27 @@ impl Held {
     pub fn forget(mut self) {
         *self = Transcript::default();
     }
+
+    /// It came from another group, where it was used last so long ago.
+    pub fn came(&mut self, idle: Duration) {
+        let now = self.sessions.clock.now();
+        self.used = Some(Tick(now.0.saturating_sub(idle)));
+        self.entry.summary().came = Some(now);
+    }
+
+    /// Resolves when somebody waits for the session. May be dropped and asked again.
+    pub async fn wanted(&self) {
+        loop {
+            let wanted = self.entry.wanted.notified();
+            tokio::pin!(wanted);
+            // Before looking, so that whoever comes in between is heard.
+            wanted.as_mut().enable();
+            if self.entry.waiting.load(Ordering::Relaxed) > 0 {
+                return;
+            }
+            wanted.await;
+        }
+    }
 }
 
 impl std::ops::Deref for Held {
@@ -185,11 +240,13 @@ impl Drop for Held {
         let Some(transcript) = self.transcript.take() else { return };
         let mut entries = self.sessions.entries();
         if transcript.is_kept() {
-            *self.entry.summary() = Summary {
+            let mut summary = self.entry.summary();
+            *summary = Summary {
                 turns: transcript.turns,
                 tokens: transcript.tokens.len(),
                 busy: false,
-                last_used: self.sessions.clock.now(),
+                last_used: self.used.unwrap_or_else(|| self.sessions.clock.now()),
+                came: summary.came,
                 retention: transcript.retention.clone(),
             };
         } else {
