@@ -50,6 +50,14 @@ impl Cluster {
         cluster
     }
 
+    pub(crate) fn store(&self) -> Arc<dyn Store> {
+        Arc::clone(&self.store)
+    }
+
+    pub(crate) fn worker(&self, group: &str) -> &WorkerHandle {
+        self.workers.iter().find(|worker| worker.group().as_str() == group).unwrap()
+    }
+
     pub(crate) async fn add_worker(&mut self, group: &str, adjust: &impl Fn(&mut WorkerOptions)) {
         let mut options = WorkerOptions {
             group: group.to_owned(),

@@ -246,8 +246,19 @@ async fn offered(cluster: &Cluster, asks: Vec<Ask>) -> Result<Vec<&'static str>,
     }
 }
 
+/// All that is said of a session of a simulated group with three tokens and two rows.
+pub(crate) fn said_by_simulated(session: &str) -> Vec<Ask> {
+    let [layers, heads, kv_heads, head_dim] = [1, 1, 1, 2];
+    let digest = "simulated".to_owned();
+    said_of(session, &Shape { digest, kv_type: KvType::F16, layers, heads, kv_heads, head_dim })
+}
+
 /// All that is said of a session with three tokens and two rows, of a model of this digest.
 fn said(digest: &str) -> Vec<Ask> {
+    said_of("s", &Shape { digest: digest.to_owned(), ..shape() })
+}
+
+fn said_of(session: &str, shape: &Shape) -> Vec<Ask> {
     let mut marks = Marks::default();
     marks.extend_to(3, Origin::User, 0);
     let tokens = vec![5, 6, 7];
@@ -256,13 +267,13 @@ fn said(digest: &str) -> Vec<Ask> {
     let live = [0, 1].map(Position).to_vec();
     let state = SessionState { tokens, len: 2, live, ..Default::default() };
     let manifest = Manifest { transcript, state: Some(state), ..Default::default() }.encode();
-    let offer = Offer::new(&shape(), manifest.len(), 2);
+    let offer = Offer::new(shape, manifest.len(), 2);
     let rows = vec![0x11; 2 * usize::try_from(offer.row_bytes).unwrap()];
     let [layers, heads, kv_heads, head_dim] = offer.sizes;
     let mut asks = vec![Ask::Offer(v1::ImportOffer {
-        session: Some(v1::SessionKey { tenant: "default".into(), session: "s".into() }),
+        session: Some(v1::SessionKey { tenant: "default".into(), session: session.into() }),
         version: offer.version,
-        model_digest: digest.to_owned(),
+        model_digest: offer.digest.clone(),
         kv_type: offer.kv_type.clone(),
         layers,
         heads,
@@ -271,6 +282,7 @@ fn said(digest: &str) -> Vec<Ask> {
         manifest_bytes: offer.manifest_bytes,
         rows: offer.rows,
         row_bytes: offer.row_bytes,
+        balance: None,
     })];
     let mut writer = Writer::new(&offer);
     for data in [manifest, rows] {

@@ -1,7 +1,9 @@
 //! Real processes with API keys and certificates on every connection.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use hawser_client::{Client, ClientTls, Sampling};
 use hawser_tests::demo_model;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
@@ -111,5 +113,55 @@ async fn a_cluster_with_keys_and_certificates_serves_who_has_them() {
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.contains("<set>") && !shown.contains(&tenant), "{shown}");
     worker.stop().await;
+    router.stop().await;
+}
+
+/// Certificates on both ends of every connection.
+fn mutual(files: &Files) -> String {
+    let text = |name: &Path| name.display().to_string();
+    let (ca, cert, key) = (text(&files.ca), text(&files.cert), text(&files.key));
+    let client = format!("ca_file = {ca:?}\ncert_file = {cert:?}\nkey_file = {key:?}\n");
+    let server = format!("cert_file = {cert:?}\nkey_file = {key:?}\nclient_ca_file = {ca:?}\n");
+    format!(
+        "[tls]\n{client}[router.tls]\n{server}[router.worker_tls]\n{client}\
+         [worker.tls]\n{server}[worker.peer_tls]\n{client}"
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_move_between_groups_that_ask_each_other_for_certificates() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = certificates(folder.path());
+    let path = folder.path().join("hawser.toml");
+    std::fs::write(&path, mutual(&files)).unwrap();
+    let config = ["--config", path.to_str().unwrap()];
+    let (router, uri) = Server::router(&config).await;
+    let mut workers = HashMap::new();
+    for group in ["a", "b"] {
+        let mut arguments = vec!["worker", "--router", &uri, "--group", group, "--engine", "simulated"];
+        arguments.extend(["--set", "worker.simulated.time_scale=0", "--set", "worker.share_prefixes=false"]);
+        arguments.extend(config);
+        let mut worker = Server::start(&arguments);
+        let address = worker.uri_after(&format!("group {group} serves at ")).await;
+        assert!(address.starts_with("https://"), "{address}");
+        workers.insert(group.to_owned(), worker);
+    }
+    let Files { ca, cert, key } = files;
+    let tls = ClientTls { ca_file: Some(ca), cert_file: Some(cert), key_file: Some(key) };
+    let client = Client::builder(&uri).tls(tls).connect().await.unwrap();
+    let mut session = client.session().sampling(Sampling::greedy().max_tokens(8)).start();
+    session.say("Tell me about rivers.").await.unwrap().outcome().await.unwrap();
+    let second = session.say("And about towns.").await.unwrap().outcome().await.unwrap();
+    let before = second.report.usage;
+    workers.remove(&second.placed.group).unwrap().stop().await;
+    let third = session.say("And about hills.").await.unwrap().outcome().await.unwrap();
+    assert_ne!(third.placed.group, second.placed.group);
+    assert!(!third.placed.resent, "it was handed over: what is new was enough");
+    let held = before.prompt_tokens + before.generated_tokens - 1;
+    assert_eq!(third.report.usage.reused_tokens, held, "its rows came with it");
+    drop((session, client));
+    for worker in workers.into_values() {
+        worker.stop().await;
+    }
     router.stop().await;
 }
