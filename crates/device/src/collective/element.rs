@@ -45,6 +45,26 @@ impl Element for f32 {
     }
 }
 
+impl Element for f64 {
+    type Wide = Self;
+
+    fn widen(self) -> Self {
+        self
+    }
+
+    fn narrow(wide: Self) -> Self {
+        wide
+    }
+
+    fn add(a: Self, b: Self) -> Self {
+        a + b
+    }
+
+    fn max(a: Self, b: Self) -> Self {
+        if b > a || b.is_nan() { b } else { a }
+    }
+}
+
 impl Element for bf16 {
     type Wide = f32;
 
@@ -163,6 +183,7 @@ impl Values<'_> {
         match self {
             Self::F32(data) => Values::F32(data),
             Self::Bf16(data) => Values::Bf16(data),
+            Self::F64(data) => Values::F64(data),
             Self::I64(data) => Values::I64(data),
         }
     }
@@ -171,6 +192,7 @@ impl Values<'_> {
         match self {
             Self::F32(data) => bytemuck::cast_slice(data),
             Self::Bf16(data) => bytemuck::cast_slice(data),
+            Self::F64(data) => bytemuck::cast_slice(data),
             Self::I64(data) => bytemuck::cast_slice(data),
         }
     }
@@ -179,6 +201,7 @@ impl Values<'_> {
         match self {
             Self::F32(data) => bytemuck::cast_slice_mut(data),
             Self::Bf16(data) => bytemuck::cast_slice_mut(data),
+            Self::F64(data) => bytemuck::cast_slice_mut(data),
             Self::I64(data) => bytemuck::cast_slice_mut(data),
         }
     }

@@ -111,6 +111,7 @@ fn flip_value(data: &mut Values<'_>, at: Option<(usize, u32)>) {
     let elements = match data {
         Values::F32(data) => data.len(),
         Values::Bf16(data) => data.len(),
+        Values::F64(data) => data.len(),
         Values::I64(data) => data.len(),
     };
     flip(data.bytes_mut(), elements, element, bit);

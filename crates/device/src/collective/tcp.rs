@@ -200,6 +200,7 @@ impl Collective for TcpRank {
         match data {
             Values::F32(data) => self.all_reduce_of(&call, data, by),
             Values::Bf16(data) => self.all_reduce_of(&call, data, by),
+            Values::F64(data) => self.all_reduce_of(&call, data, by),
             Values::I64(data) => self.all_reduce_of(&call, data, by),
         }
     }
@@ -209,6 +210,7 @@ impl Collective for TcpRank {
         match data {
             Values::F32(data) => self.reduce_to_leader_of(&call, data, by),
             Values::Bf16(data) => self.reduce_to_leader_of(&call, data, by),
+            Values::F64(data) => self.reduce_to_leader_of(&call, data, by),
             Values::I64(data) => self.reduce_to_leader_of(&call, data, by),
         }
     }

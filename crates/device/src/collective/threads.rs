@@ -146,6 +146,7 @@ impl Collective for ThreadRank {
         match data {
             Values::F32(data) => self.all_reduce_of(&call, data, by),
             Values::Bf16(data) => self.all_reduce_of(&call, data, by),
+            Values::F64(data) => self.all_reduce_of(&call, data, by),
             Values::I64(data) => self.all_reduce_of(&call, data, by),
         }
     }
@@ -157,6 +158,7 @@ impl Collective for ThreadRank {
             match data {
                 Values::F32(data) => self.fold(0, data, by),
                 Values::Bf16(data) => self.fold(0, data, by),
+                Values::F64(data) => self.fold(0, data, by),
                 Values::I64(data) => self.fold(0, data, by),
             }
         }
