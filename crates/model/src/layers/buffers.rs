@@ -61,7 +61,7 @@ pub(crate) struct Buffers {
 
 impl Buffers {
     pub(crate) fn new(config: &ModelConfig, shard: &Shard) -> Self {
-        let (q, kv) = (shard.heads.query.len() * config.head_dim, shard.heads.held() * config.head_dim);
+        let (q, kv) = (shard.heads.query.len() * config.head_dim, shard.heads.kv.len() * config.head_dim);
         Self {
             stream: Rows::new(config.hidden),
             sums: Rows::new(config.hidden),

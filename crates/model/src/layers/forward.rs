@@ -130,10 +130,11 @@ impl Layer {
             rms_norm_heads(threads, key, &norms.key, config.rms_eps);
         }
         phases.rotate(threads, query, heads);
-        phases.rotate(threads, key, shard.heads.held());
+        phases.rotate(threads, key, shard.heads.kv.len());
         pass.kv.write(index, pass.slots, key, value);
         pass.observer.queries(index, query, pass.kv, threads);
         let (spans, isa) = (pass.spans, Isa::best());
+        let heads = shard.heads.readers();
         let call = AttendCall { kv: pass.kv, layer: index, spans, q: query, heads, isa };
         attend(threads, &call, attended.first(rows), scratch);
     }

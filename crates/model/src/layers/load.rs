@@ -59,7 +59,7 @@ pub(super) fn load(checkpoint: &Checkpoint, shard: &Shard) -> Result<Model, Load
     let config = checkpoint.config();
     assert_eq!(shard.vocab_counts.iter().sum::<usize>(), config.vocab, "the shard is of this model");
     let (paired, head_dim) = (checkpoint.rope_pairs_adjacent(), config.head_dim);
-    let kv_heads: Vec<usize> = shard.heads.held_kv().collect();
+    let kv_heads: Vec<usize> = shard.heads.kv.clone().collect();
     let query_heads: Vec<usize> = shard.heads.query.clone().collect();
     let loader = Loader {
         query: head_rows(&query_heads, head_dim, paired),
