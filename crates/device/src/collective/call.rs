@@ -145,13 +145,13 @@ impl Numbering {
 
     /// The next call, over `values`.
     pub(super) fn call(&mut self, op: Op, values: &Values<'_>) -> Call {
-        let (kind, len) = match values {
-            Values::F32(data) => (Kind::F32, data.len()),
-            Values::Bf16(data) => (Kind::Bf16, data.len()),
-            Values::F64(data) => (Kind::F64, data.len()),
-            Values::I64(data) => (Kind::I64, data.len()),
+        let kind = match values {
+            Values::F32(_) => Kind::F32,
+            Values::Bf16(_) => Kind::Bf16,
+            Values::F64(_) => Kind::F64,
+            Values::I64(_) => Kind::I64,
         };
-        self.number(op, kind, len, 0)
+        self.number(op, kind, values.len(), 0)
     }
 
     /// The next call, a gather of parts of these lengths.
