@@ -1,4 +1,5 @@
-//! Rows that come back are those that went, and those of a session that never let them go.
+//! Rows that come back are those that went, and those of a session that never let them go: copied back, or computed again
+//! at their positions.
 
 use std::num::NonZeroUsize;
 
@@ -29,23 +30,71 @@ fn run_turn(engine: &mut Engine, session: &mut Session, turn: usize) -> Result<(
     Ok(())
 }
 
-#[test]
-fn revived_rows_equal_the_rows_of_a_session_that_keeps_everything() -> Result<()> {
-    let model = Model::load(&Checkpoint::open(fixtures::folder().join("tiny-llama"))?)?;
+/// An engine over a fixture's model, with so many slots beside the pool.
+fn engine(name: &str, archive: usize) -> Result<Engine> {
+    let model = Model::load(&Checkpoint::open(fixtures::folder().join(name))?)?;
     let threads = NonZeroUsize::new(2).context("two threads")?;
-    let options = ExecutorOptions { slots: 1_500, row_type: RowType::F32, threads };
-    let mut engine = Engine::new(Executor::new(model, options)?, 32, 600);
-    let full = Retention { policy: Policy::Full, ..Retention::default() };
-    // One block fits into an eighth of the budget.
-    let retention = Retention {
+    let options = ExecutorOptions { slots: 900 + archive, row_type: RowType::F32, threads };
+    Ok(Engine::new(Executor::new(model, options)?, 32, archive))
+}
+
+fn reviving(refill_tokens: u32) -> Retention {
+    Retention {
         // Attention has no part in what goes, so that what goes may be asked for.
         policy: Policy::Random,
+        // One block fits into an eighth of it.
         budget_tokens: 128,
         trigger_tokens: 0,
         revive: true,
         revive_margin: 0.0,
+        refill_tokens,
         ..Retention::default()
-    };
+    }
+}
+
+/// The archive holds digests and hardly a row: what comes back is computed, over what is live, what is copied for it and
+/// what is computed with it. Bit-equal, since a row does not depend on the chunk that it runs in.
+#[test]
+fn refilled_rows_equal_the_rows_of_a_session_that_keeps_everything() -> Result<()> {
+    for name in ["tiny-llama", "tiny-qwen2", "tiny-qwen3"] {
+        let mut engine = engine(name, 24)?;
+        let full = Retention { policy: Policy::Full, ..Retention::default() };
+        let mut whole = engine.open(full, 0);
+        let mut pruned = engine.open(reviving(100), 0);
+        let (mut refilled, mut computed, mut compared) = (0, 0, 0);
+        for turn in 0..TURNS {
+            run_turn(&mut engine, &mut whole, turn)?;
+            run_turn(&mut engine, &mut pruned, turn)?;
+            let end = u32::try_from((turn + 1) * TURN_TOKENS)?;
+            let Some(back) = engine.revive(&mut pruned, &(end - u32::try_from(TURN_TOKENS)?..end))? else {
+                continue;
+            };
+            ensure!(back.computed <= 100 && back.refilled <= back.computed, "{back:?}");
+            ensure!(
+                pruned.map.live().len() <= 128 && pruned.map.parked_rows().is_empty(),
+                "the budget holds"
+            );
+            (refilled, computed) = (refilled + back.refilled, computed + back.computed);
+            let exact = pruned.log.exact();
+            for &position in back.exchanged.revived.iter().filter(|position| position.index() < exact) {
+                ensure!(same_row(&engine, &whole, &pruned, position)?, "{name}: the row of {position:?}");
+                compared += 1;
+            }
+        }
+        println!("{name}: {refilled} were computed again, {computed} rows in all, {compared} compared");
+        ensure!(refilled > 0 && compared >= refilled, "nothing was computed again");
+        engine.close(whole);
+        engine.close(pruned);
+        ensure!(engine.pool.free() == engine.pool.usable(), "every slot is given back");
+    }
+    Ok(())
+}
+
+#[test]
+fn revived_rows_equal_the_rows_of_a_session_that_keeps_everything() -> Result<()> {
+    let mut engine = engine("tiny-llama", 600)?;
+    let full = Retention { policy: Policy::Full, ..Retention::default() };
+    let retention = reviving(0);
     let mut whole = engine.open(full, 0);
     let mut pruned = engine.open(retention, 0);
     let (mut revived, mut compared) = (0, 0);

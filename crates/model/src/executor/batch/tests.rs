@@ -32,6 +32,7 @@ fn check(parts: &Parts) -> Result<(), StepError> {
             rows: parts.rows[index].clone(),
             context: &parts.contexts[index],
             logits: LogitRows::Last,
+            after: 0,
             positions: &[],
             observe: None,
         })
