@@ -157,10 +157,10 @@ async fn what_comes_back_from_the_archive_is_what_went_also_after_a_demotion() {
 /// the session loses its rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_nowhere_is_computed_again_on_any_number_of_ranks() {
-    let asked = [100, 101, 102, 103, 100, 104, 101].map(|seed| words(seed, 120));
+    let asked = [100, 101, 102, 100, 101].map(|seed| words(seed, 120));
     let keep = wire::Retention { refill_tokens: Some(150), ..reviving("random", 150) };
     let mut expected: Vec<Answer> = Vec::new();
-    for (ranks, slots) in [(1, 4_000), (2, 4_000), (1, 1_100)] {
+    for (ranks, slots) in [(1, 4_000), (1, 760), (2, 4_000), (2, 760)] {
         let cluster = Cluster::start(1, |options| {
             (options.tp, options.kv_slots, options.archive_slots) = (ranks, slots, 30);
         })
@@ -171,9 +171,7 @@ async fn what_is_nowhere_is_computed_again_on_any_number_of_ranks() {
             answers.push(turn(&cluster, "s", &mut log, new, &keep).await);
             if slots < 4_000 {
                 // Every idle session is demoted.
-                run(&cluster.client, token_request("", &words(300 + index, slots as u32 - 20), 4))
-                    .await
-                    .unwrap();
+                run(&cluster.client, token_request("", &words(300 + index, slots - 20), 4)).await.unwrap();
             }
         }
         let (mut refilled, mut rows) = (0, 0);
@@ -184,7 +182,7 @@ async fn what_is_nowhere_is_computed_again_on_any_number_of_ranks() {
             (refilled, rows) = (refilled + usage.refilled_tokens, rows + usage.refill_rows);
         }
         assert!(refilled > 0 && rows >= refilled, "{refilled} of {rows}");
-        if expected.is_empty() {
+        if slots == 4_000 {
             expected = answers;
             cluster.stop().await;
             continue;

@@ -43,14 +43,28 @@ impl Engine {
         session: &mut Session,
         span: &Range<u32>,
     ) -> Result<Option<Revived>, SessionError> {
-        let archived: BTreeMap<Position, SlotId> =
-            self.archive.blocks(session.archive).flat_map(|block| block.rows.iter().copied()).collect();
+        let archived = self.archived(session);
         let missing = missing(session, &archived);
         let blocks = self.candidates(session, &archived, &missing);
         if !session.retention.revive || !session.retention.prunes() || blocks.is_empty() {
             return Ok(None);
         }
         let Some((exchanged, scored)) = self.choose(session, span, &blocks)? else { return Ok(None) };
+        let back = self.bring_back(session, exchanged)?;
+        Ok(Some(Revived { scored, ..back }))
+    }
+
+    /// Carries an exchange out: of dead positions, copies what the archive has and computes the rest, which is exact.
+    ///
+    /// # Errors
+    /// As [`Engine::revive`].
+    pub fn bring_back(
+        &mut self,
+        session: &mut Session,
+        exchanged: Exchange,
+    ) -> Result<Revived, SessionError> {
+        let archived = self.archived(session);
+        let missing = missing(session, &archived);
         let is_copied = |at: &Position| archived.contains_key(at);
         let copied = exchanged.revived.iter().filter(|at| is_copied(at)).count();
         let refilled = exchanged.revived.len() - copied;
@@ -78,7 +92,12 @@ impl Engine {
         let (evicted, revived) = (exchanged.evicted.clone(), exchanged.revived.clone());
         let at = position(session.map.len()).0;
         session.log.push(PruneRecord { at, evicted, revived, freed: freed as u32 });
-        Ok(Some(Revived { exchanged, scored, copied, refilled, computed: again }))
+        Ok(Revived { exchanged, scored: 0, copied, refilled, computed: again })
+    }
+
+    /// The rows of a session that the archive has.
+    fn archived(&self, session: &Session) -> BTreeMap<Position, SlotId> {
+        self.archive.blocks(session.archive).flat_map(|block| block.rows.iter().copied()).collect()
     }
 
     /// Blocks that have rows in the archive, or whose rows may be computed again.
