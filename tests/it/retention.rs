@@ -160,7 +160,7 @@ async fn what_is_nowhere_is_computed_again_on_any_number_of_ranks() {
     let asked = [100, 101, 102, 100, 101].map(|seed| words(seed, 120));
     let keep = wire::Retention { refill_tokens: Some(150), ..reviving("random", 150) };
     let mut expected: Vec<Answer> = Vec::new();
-    for (ranks, slots) in [(1, 4_000), (1, 760), (2, 4_000), (2, 760)] {
+    for (ranks, slots) in [(1, 4_000), (2, 4_000), (2, 760)] {
         let cluster = Cluster::start(1, |options| {
             (options.tp, options.kv_slots, options.archive_slots) = (ranks, slots, 30);
         })
@@ -182,7 +182,7 @@ async fn what_is_nowhere_is_computed_again_on_any_number_of_ranks() {
             (refilled, rows) = (refilled + usage.refilled_tokens, rows + usage.refill_rows);
         }
         assert!(refilled > 0 && rows >= refilled, "{refilled} of {rows}");
-        if slots == 4_000 {
+        if expected.is_empty() {
             expected = answers;
             cluster.stop().await;
             continue;

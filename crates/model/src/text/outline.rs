@@ -229,7 +229,10 @@ mod tests {
         assert_eq!(preamble(&own, &given[..1], &[]), "");
         // Tools in a system message of their own, and in the user's message.
         let listed = "{% if tools %}<|s|>system\n{% for tool in tools %}{{ tool.function.name }} {% endfor %}<|end|>\n{% endif %}";
-        assert_eq!(preamble(&format!("{listed}{CHAT}"), &asked, &[tool.clone()]), "system\nfind \nuser\n");
+        assert_eq!(
+            preamble(&format!("{listed}{CHAT}"), &asked, std::slice::from_ref(&tool)),
+            "system\nfind \nuser\n"
+        );
         let inside = "{% for m in messages %}<|s|>{{ m.role }}\n{% if loop.index0 == 1 and tools %}{{ tools[0].function.name }}: {% endif %}{{ m.content }}<|end|>\n{% endfor %}";
         let words = [say(Role::System, "be brief"), say(Role::User, "hello")];
         assert_eq!(preamble(inside, &words, &[tool]), "system\nbe brief\nuser\nfind: ");
