@@ -184,6 +184,12 @@ impl Fleet {
         }
     }
 
+    /// Whether "any model" would leave a choice. Asked for every new session, so nothing is copied.
+    pub(crate) fn has_several_models(&self) -> bool {
+        let mut names = self.members().map(|member| &member.record.model);
+        names.next().is_some_and(|first| names.any(|other| other != first))
+    }
+
     /// Names of the models served, sorted, each once.
     pub(crate) fn models(&self) -> Vec<String> {
         let mut names: Vec<_> = self.members().map(|member| member.record.model.clone()).collect();

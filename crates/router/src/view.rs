@@ -206,7 +206,7 @@ impl View {
                 Standing::Unknown => {}
             }
         }
-        if wanted.model.is_empty() && fleet.models().len() > 1 {
+        if wanted.model.is_empty() && fleet.has_several_models() {
             return Err(RouteError::WhichModel { known: fleet.models().join(", ") });
         }
         let is_new = held.is_none();
@@ -255,6 +255,11 @@ impl View {
 
     pub(crate) fn owner(&self, session: &SessionKey) -> Option<Owner> {
         self.lock().affinity.owner(session).map(|owner| Owner::clone(owner))
+    }
+
+    /// Whether the store names an owner of the session.
+    pub(crate) fn knows(&self, session: &SessionKey) -> bool {
+        self.lock().affinity.owner(session).is_some()
     }
 
     /// The model that the session's owner serves.
