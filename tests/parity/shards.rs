@@ -7,7 +7,6 @@ use hawser_common::retention::Aggregation;
 use hawser_common::{Coded, ErrorCode, Position, SlotId};
 use hawser_device::collective::{Collective, Fault, Faulty, StepTag, ThreadRank};
 use hawser_device::kv::RowType;
-use hawser_device::score::vote_bits;
 use hawser_kv::retention::Evidence;
 use hawser_model::checkpoint::Checkpoint;
 use hawser_model::config::{Architecture, ModelConfig};
@@ -136,34 +135,6 @@ fn requests() -> impl Iterator<Item = (Evidence, Aggregation)> {
     by_attention.chain([Evidence::Mass]).flat_map(move |evidence| ways.map(|way| (evidence, way)))
 }
 
-/// The candidates with the largest scores; of equal ones the later.
-fn top(scores: &Scores, keep: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..scores.values.len()).collect();
-    order.sort_unstable_by_key(|&index| std::cmp::Reverse((scores.values[index], index)));
-    order.truncate(keep);
-    order.sort_unstable();
-    order
-}
-
-/// Whether the same half of the candidates is kept. Keys differ in their last bits between numbers of ranks, and so do
-/// scores: what one rank scores as good as equal to the cut may fall on either side of it.
-fn same_top(ours: &Scores, one: &Scores, way: Aggregation) -> Result<()> {
-    let keep = one.values.len() / 2;
-    let (ours, kept) = (top(ours, keep), top(one, keep));
-    let cut = kept.iter().map(|&index| one.values[index]).min().context("a candidate")?;
-    let near = match way {
-        Aggregation::Sum | Aggregation::Max => cut / 100_000,
-        // One vote.
-        Aggregation::Vote => 1 << vote_bits(1).context("votes")?,
-    };
-    let differ = (0..one.values.len()).filter(|index| ours.contains(index) != kept.contains(index));
-    for index in differ {
-        println!("candidate {index} is at the cut: {} beside {cut}", one.values[index]);
-        ensure!((one.values[index] - cut).abs() <= near, "candidate {index}: {} {cut}", one.values[index]);
-    }
-    Ok(())
-}
-
 fn worst(a: &[f32], b: &[f32]) -> f32 {
     // A NaN must not pass for a small difference.
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |worst, x| if x <= worst { worst } else { x })
@@ -204,7 +175,7 @@ fn outcomes(
     Ok(outcomes)
 }
 
-/// Logits within 1e-4 of one rank's, and the same positions kept by every kind of score.
+/// Logits and scores of any heads have the bits of one rank's.
 #[test]
 fn e10_any_heads_on_any_number_of_ranks_give_the_logits_of_one() -> Result<()> {
     let mut rng = rng();
@@ -213,43 +184,22 @@ fn e10_any_heads_on_any_number_of_ranks_give_the_logits_of_one() -> Result<()> {
         let outcomes = outcomes(&config, Format::F32, &mut rng, 1..9)?;
         ensure!(outcomes.len() == 8, "f32 is cut anywhere");
         let one = &outcomes[0].1;
-        let mut error = 0_f32;
+        ensure!(
+            one.scores.len() == 9 && one.scores.iter().all(|scores| scores.values.iter().any(|&x| x > 0))
+        );
         for (world, outcome) in &outcomes[1..] {
-            error = error.max(worst(&one.logits, &outcome.logits));
-            ensure!(error <= 1e-4, "{heads}/{kv_heads} on {world} ranks: off by {error}");
-            for ((ours, one), request) in outcome.scores.iter().zip(&one.scores).zip(requests()) {
-                same_top(ours, one, request.1)
-                    .with_context(|| format!("{heads}/{kv_heads} on {world} ranks: {request:?}"))?;
-            }
-        }
-        println!("{heads}/{kv_heads} {:?}: logits off by {error:e}", config.architecture);
-    }
-    Ok(())
-}
-
-/// With one layer queries and keys come from the same numbers on all ranks, and so scores are equal to the bit.
-#[test]
-fn scores_of_equal_rows_are_equal_on_any_number_of_ranks() -> Result<()> {
-    let mut rng = rng();
-    for (index, [heads, kv_heads]) in HEADS.into_iter().enumerate() {
-        for (format, head_dim) in [(Format::F32, 8), (Format::Q8_0, 32)] {
-            let config = config(ARCHITECTURES[(index + 1) % 3], [heads, kv_heads, head_dim]);
-            let outcomes = outcomes(&ModelConfig { layers: 1, ..config }, format, &mut rng, 1..9)?;
-            let one = &outcomes[0].1.scores;
-            ensure!(one.len() == 9 && one.iter().all(|scores| scores.values.iter().any(|&x| x > 0)));
-            for (world, outcome) in &outcomes[1..] {
-                ensure!(&outcome.scores == one, "{heads}/{kv_heads} {format:?} on {world} ranks");
-            }
+            ensure!(
+                outcome == one,
+                "{heads}/{kv_heads} on {world} ranks: {}",
+                worst(&outcome.logits, &one.logits)
+            );
         }
     }
     Ok(())
 }
 
-/// Quantised matrices are cut between blocks, which moves the cuts of narrow heads.
-///
-/// Activations are rounded to int8 before a product. A sum that differs in its last bit may be rounded to the other
-/// side, which moves logits by more than 1e-4: so a few rows may be off by as much as rounding is, and most may not. Of
-/// one layer, because a key or value that moved moves all later rows.
+/// Quantised matrices are cut between blocks, which moves the cuts of narrow heads. Formats that our kernels multiply
+/// have the bits of one rank's all the same.
 #[test]
 fn e10_quantised_matrices_are_cut_between_blocks() -> Result<()> {
     let mut rng = rng();
@@ -259,26 +209,30 @@ fn e10_quantised_matrices_are_cut_between_blocks() -> Result<()> {
             if !sized.query_width().is_multiple_of(format.block().0) {
                 continue;
             }
-            // Rows are whole blocks too.
-            let wide = format == Format::Q6K;
-            let (hidden, ffn, vocab) = if wide { (256, 1024, 101) } else { (64, 288, 101) };
-            let config = ModelConfig { layers: 1, hidden, ffn, vocab, ..sized };
+            // Rows are whole blocks too. Of candle's formats one layer: see `near`.
+            let candle = format == Format::Q6K;
+            let (hidden, ffn, layers) = if candle { (256, 1024, 1) } else { (64, 288, 2) };
+            let config = ModelConfig { layers, hidden, ffn, vocab: 101, ..sized };
             let outcomes = outcomes(&config, format, &mut rng, 1..9)?;
             ensure!(outcomes.len() >= ranks, "{format:?} {heads}/{kv_heads}: {} groups", outcomes.len());
-            let one = &outcomes[0].1.logits;
+            let one = &outcomes[0].1;
             for (world, outcome) in &outcomes[1..] {
-                let rows = one.chunks(vocab).zip(outcome.logits.chunks(vocab));
-                let mut errors: Vec<f32> = rows.map(|(a, b)| worst(a, b)).collect();
-                errors.sort_unstable_by(f32::total_cmp);
-                let (median, most) = (errors[errors.len() / 2], errors[errors.len() - 1]);
-                println!(
-                    "{format:?} {heads}/{kv_heads} on {world}: rows off by {median:e}, at most {most:e}"
-                );
-                ensure!(median <= 1e-4 && most <= 0.2, "{format:?} {heads}/{kv_heads} on {world} ranks");
+                let alike = if candle { near(one, outcome, config.vocab) } else { outcome == one };
+                ensure!(alike, "{format:?} {heads}/{kv_heads} on {world} ranks");
             }
         }
     }
     Ok(())
+}
+
+/// Candle adds up a rank's columns in f32. Activations are rounded to int8 before a product, and a sum that differs in
+/// its last bit may be rounded to the other side, which moves logits by more than 1e-4: so a few rows may be off by as
+/// much as rounding is, and most may not. In a second layer a key or value that moved would move all later rows.
+fn near(one: &Outcome, many: &Outcome, vocab: usize) -> bool {
+    let rows = one.logits.chunks(vocab).zip(many.logits.chunks(vocab));
+    let mut errors: Vec<f32> = rows.map(|(a, b)| worst(a, b)).collect();
+    errors.sort_unstable_by(f32::total_cmp);
+    errors[errors.len() / 2] <= 1e-4 && errors[errors.len() - 1] <= 0.2
 }
 
 #[test]

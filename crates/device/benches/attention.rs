@@ -12,6 +12,7 @@ use hawser_common::clock::Clock;
 use hawser_device::attention::{AttendCall, AttendScratch, Span, attend};
 use hawser_device::cpu::Isa;
 use hawser_device::kv::{KvRows, KvShape, RowType};
+use hawser_device::query_heads::QueryHeads;
 use hawser_device::threads::Threads;
 
 const SHAPE: KvShape = KvShape { layers: 30, slots: 8_192, kv_heads: 3, head_dim: 64 };
@@ -48,7 +49,14 @@ fn main() {
             let len = case.queries * HEADS * SHAPE.head_dim;
             let start = clock.now();
             for layer in 0..SHAPE.layers {
-                let call = AttendCall { kv, layer, spans: &spans, q: &q[..len], heads: HEADS, isa: case.isa };
+                let call = AttendCall {
+                    kv,
+                    layer,
+                    spans: &spans,
+                    q: &q[..len],
+                    heads: QueryHeads::whole(HEADS, SHAPE.kv_heads),
+                    isa: case.isa,
+                };
                 attend(&threads[case.threads - 1], &call, &mut out[..len], &mut scratch);
             }
             times.push(clock.now().since(start));

@@ -12,6 +12,7 @@ use hawser_common::clock::Clock;
 use hawser_common::{Position, SlotId};
 use hawser_device::cpu::Isa;
 use hawser_device::kv::{KvRows, KvShape, RowType};
+use hawser_device::query_heads::QueryHeads;
 use hawser_device::score::{Aggregate, MassCall, Pool, ScoreCall, ScoreScratch, mass, score};
 use hawser_device::threads::Threads;
 
@@ -95,7 +96,20 @@ fn run(
         let (context, own) = keys.split_at(case.keys - case.rows);
         for layer in 0..SHAPE.layers {
             let q = &q[layer * row..][..case.rows * row];
-            mass(threads, &MassCall { kv, layer, context, own, q, heads: HEADS, isa }, &mut out, scratch);
+            mass(
+                threads,
+                &MassCall {
+                    kv,
+                    layer,
+                    context,
+                    own,
+                    q,
+                    heads: QueryHeads::whole(HEADS, SHAPE.kv_heads),
+                    isa,
+                },
+                &mut out,
+                scratch,
+            );
         }
         return;
     }
@@ -107,7 +121,7 @@ fn run(
         keys,
         queries: &q[..SHAPE.layers * case.rows * row],
         visible: &visible,
-        heads: HEADS,
+        heads: QueryHeads::whole(HEADS, SHAPE.kv_heads),
         candidates: &candidates,
         pool: (case.rows > 1).then_some(Pool { width: 5, positions: &positions }),
         aggregate: if case.kind == Kind::Vote { Aggregate::Vote { top: 64 } } else { Aggregate::Sum },

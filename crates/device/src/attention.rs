@@ -16,6 +16,7 @@ use hawser_common::SlotId;
 
 use crate::cpu::Isa;
 use crate::kv::KvRows;
+use crate::query_heads::QueryHeads;
 use crate::threads::{SharedMut, Threads};
 
 mod block;
@@ -54,22 +55,17 @@ pub struct AttendCall<'a> {
     pub spans: &'a [Span<'a>],
     /// Queries after RoPE: `[rows][Hq][D]`.
     pub q: &'a [f32],
-    /// Hq; a multiple of the KV heads. Head `h` reads KV head `h / (Hq / Hkv)`.
-    pub heads: usize,
+    /// Hq of them, and who reads which KV head.
+    pub heads: QueryHeads,
     pub isa: Isa,
 }
 
 impl AttendCall<'_> {
-    /// Query heads per KV head.
-    pub(crate) fn group(&self) -> usize {
-        self.heads / self.kv.shape().kv_heads
-    }
-
     fn check(&self, out: &[f32]) {
         let shape = self.kv.shape();
-        let row = self.heads * shape.head_dim;
+        let row = self.heads.count() * shape.head_dim;
         assert!(self.layer < shape.layers, "layer {} of {}", self.layer, shape.layers);
-        assert!(self.heads > 0 && self.heads.is_multiple_of(shape.kv_heads), "{} heads", self.heads);
+        assert_eq!(self.heads.kv_heads(), shape.kv_heads, "KV heads of {:?}", self.heads);
         assert_eq!(self.q.len(), out.len(), "queries and outputs have one shape");
         let mut end = 0;
         for span in self.spans {

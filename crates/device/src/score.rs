@@ -13,6 +13,7 @@ use hawser_common::{Position, SlotId};
 
 use crate::cpu::Isa;
 use crate::kv::KvRows;
+use crate::query_heads::QueryHeads;
 use crate::threads::{SharedMut, Threads};
 
 mod heads;
@@ -79,8 +80,8 @@ pub struct ScoreCall<'a> {
     pub queries: &'a [f32],
     /// One number per row, R in all: the row sees the first so many keys.
     pub visible: &'a [usize],
-    /// Hq; a multiple of the KV heads. Head `h` reads KV head `h / (Hq / Hkv)`.
-    pub heads: usize,
+    /// Hq of them, and who reads which KV head.
+    pub heads: QueryHeads,
     /// Indexes into `keys` of what gets a score, ascending.
     pub candidates: &'a [u32],
     pub pool: Option<Pool<'a>>,
@@ -99,8 +100,12 @@ impl ScoreCall<'_> {
     fn check(&self, out: &[i64]) {
         let shape = self.kv.shape();
         let (rows, keys) = (self.visible.len(), self.keys.len());
-        assert!(self.heads > 0 && self.heads.is_multiple_of(shape.kv_heads), "{} heads", self.heads);
-        assert_eq!(self.queries.len(), shape.layers * rows * self.heads * shape.head_dim, "{rows} rows");
+        assert_eq!(self.heads.kv_heads(), shape.kv_heads, "KV heads of {:?}", self.heads);
+        assert_eq!(
+            self.queries.len(),
+            shape.layers * rows * self.heads.count() * shape.head_dim,
+            "{rows} rows"
+        );
         assert!(self.visible.iter().all(|&visible| visible <= keys), "no row sees more than {keys} keys");
         assert_eq!(out.len(), self.candidates.len(), "one score per candidate");
         assert!(self.candidates.is_sorted_by(|a, b| a < b), "candidates ascend");
@@ -111,7 +116,10 @@ impl ScoreCall<'_> {
             assert!(pool.positions.is_sorted_by(|a, b| a < b), "positions ascend");
         }
         if matches!(self.aggregate, Aggregate::Vote { .. }) {
-            assert!(vote_bits(shape.layers * self.heads).is_some(), "too many heads to count their votes");
+            assert!(
+                vote_bits(shape.layers * self.heads.count()).is_some(),
+                "too many heads to count their votes"
+            );
         }
     }
 }

@@ -76,9 +76,10 @@ impl Plan {
         let kv_heads = call.kv.shape().kv_heads;
         let rows = span.rows.len();
         let tiles_wanted = (UNITS_PER_THREAD * threads).div_ceil(kv_heads);
-        let most = (MOST_TILE_QUERIES / call.group()).max(LEAST_TILED_ROWS);
+        let group = call.heads.largest_group();
+        let most = (MOST_TILE_QUERIES / group).max(LEAST_TILED_ROWS);
         let tile = rows.div_ceil(tiles_wanted).clamp(LEAST_TILED_ROWS, most);
-        self.most_queries = self.most_queries.max(tile * call.group());
+        self.most_queries = self.most_queries.max(tile * group);
         // Later rows see more keys: longest first.
         for tile in (0..rows.div_ceil(tile)).rev().map(|i| i * tile..((i + 1) * tile).min(rows)) {
             let blocks = 0..(span.context.len() + tile.end).div_ceil(BLOCK);
@@ -94,10 +95,10 @@ impl Plan {
         let kv_heads = call.kv.shape().kv_heads;
         let rows = span.rows.len();
         let blocks = (span.context.len() + rows).div_ceil(BLOCK);
-        let queries = rows * call.group();
-        self.most_queries = self.most_queries.max(queries);
         let first_split = self.splits.len();
-        for _ in 0..kv_heads {
+        for kv_head in 0..kv_heads {
+            let queries = rows * call.heads.readers(kv_head).len();
+            self.most_queries = self.most_queries.max(queries);
             let pending = AtomicUsize::new(blocks);
             self.splits.push(Split { first_state: self.partials, blocks, pending });
             self.partials += blocks * queries;

@@ -100,7 +100,8 @@ impl Case {
     }
 
     pub(super) fn call<'a>(&'a self, spans: &'a [Span<'a>], q: &'a [f32], isa: Isa) -> AttendCall<'a> {
-        AttendCall { kv: &self.kv, layer: LAYER, spans, q, heads: self.heads(), isa }
+        let heads = QueryHeads::whole(self.heads(), self.sizes.kv_heads);
+        AttendCall { kv: &self.kv, layer: LAYER, spans, q, heads, isa }
     }
 
     /// Cuts the rows at random.

@@ -52,7 +52,12 @@ impl Job<'_> {
 
     /// Query vectors of a unit.
     fn queries(&self, unit: &Unit) -> usize {
-        unit.rows.len() * self.call.group()
+        unit.rows.len() * self.readers(unit).len()
+    }
+
+    /// Query heads of a unit.
+    fn readers(&self, unit: &Unit) -> Range<usize> {
+        self.call.heads.readers(unit.kv_head)
     }
 
     /// Where the states of a unit that computes part of a split go.
@@ -114,13 +119,13 @@ fn work<S: Simd, F: RowFormat>(s: S, job: &Job<'_>, rows: &[F::Item], workspace:
 #[inline(always)]
 fn load_queries<S: Simd>(s: S, job: &Job<'_>, unit: &Unit, workspace: &mut Workspace) {
     let AttendCall { kv, q, heads, .. } = *job.call;
-    let (head_dim, dim, group) = (kv.shape().head_dim, kv.shape().padded_dim(), job.call.group());
+    let (head_dim, dim, readers) = (kv.shape().head_dim, kv.shape().padded_dim(), job.readers(unit));
     let first_row = job.call.spans[unit.span].rows.start;
     let scale = std::f32::consts::LOG2_E / (head_dim as f32).sqrt();
     let mut to = workspace.queries.floats_mut().chunks_exact_mut(dim);
     for row in unit.rows.clone() {
-        let from = ((first_row + row) * heads + unit.kv_head * group) * head_dim;
-        for (query, to) in q[from..from + group * head_dim].chunks_exact(head_dim).zip(&mut to) {
+        let from = ((first_row + row) * heads.count() + readers.start) * head_dim;
+        for (query, to) in q[from..from + readers.len() * head_dim].chunks_exact(head_dim).zip(&mut to) {
             to[..head_dim].copy_from_slice(query);
             to[head_dim..].fill(0.0);
             for part in to.chunks_exact_mut(S::LANES) {
@@ -142,7 +147,7 @@ fn one_block<S: Simd, F: RowFormat>(
 ) {
     let Workspace { queries, scores, block: states, running, packed: room, now, next } = workspace;
     let shape = job.call.kv.shape();
-    let (dim, group, state) = (shape.padded_dim(), job.call.group(), state_len(shape.padded_dim()));
+    let (dim, group, state) = (shape.padded_dim(), job.readers(unit).len(), state_len(shape.padded_dim()));
     let len = job.queries(unit) * state;
     let target = match unit.split {
         // SAFETY: this unit's own part of the partials; they are merged after all parts have ended.
@@ -214,12 +219,12 @@ fn merge_all<S: Simd>(s: S, dim: usize, running: &mut [f32], later: &[f32]) {
 #[inline(always)]
 fn finish<S: Simd>(s: S, job: &Job<'_>, unit: &Unit, states: &mut [f32]) {
     let shape = job.call.kv.shape();
-    let (head_dim, dim, group) = (shape.head_dim, shape.padded_dim(), job.call.group());
+    let (head_dim, dim, readers) = (shape.head_dim, shape.padded_dim(), job.readers(unit));
     let first_row = job.call.spans[unit.span].rows.start;
     let mut states = states.chunks_exact_mut(state_len(dim));
     for row in unit.rows.clone() {
-        for (head, state) in (unit.kv_head * group..).zip(states.by_ref().take(group)) {
-            let at = ((first_row + row) * job.call.heads + head) * head_dim;
+        for (head, state) in readers.clone().zip(&mut states) {
+            let at = ((first_row + row) * job.call.heads.count() + head) * head_dim;
             // SAFETY: one unit, or the last part of a split, writes a row's heads; spans do not overlap.
             let out = unsafe { job.out.slice(at..at + head_dim) };
             // SAFETY: the state is one of D', and D is at most D'.

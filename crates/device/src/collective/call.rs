@@ -36,6 +36,7 @@ pub(super) enum Kind {
     F32,
     Bf16,
     I64,
+    F64,
 }
 
 impl Op {
@@ -68,13 +69,13 @@ impl Op {
 }
 
 impl Kind {
-    const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::I64];
+    const ALL: [Self; 4] = [Self::F32, Self::Bf16, Self::I64, Self::F64];
 
     pub(super) fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
             Self::Bf16 => 2,
-            Self::I64 => 8,
+            Self::I64 | Self::F64 => 8,
         }
     }
 
@@ -83,6 +84,7 @@ impl Kind {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
             Self::I64 => "i64",
+            Self::F64 => "f64",
         }
     }
 
@@ -92,6 +94,7 @@ impl Kind {
             Self::F32 => 0,
             Self::Bf16 => 1,
             Self::I64 => 2,
+            Self::F64 => 3,
         }
     }
 
@@ -142,12 +145,13 @@ impl Numbering {
 
     /// The next call, over `values`.
     pub(super) fn call(&mut self, op: Op, values: &Values<'_>) -> Call {
-        let (kind, len) = match values {
-            Values::F32(data) => (Kind::F32, data.len()),
-            Values::Bf16(data) => (Kind::Bf16, data.len()),
-            Values::I64(data) => (Kind::I64, data.len()),
+        let kind = match values {
+            Values::F32(_) => Kind::F32,
+            Values::Bf16(_) => Kind::Bf16,
+            Values::F64(_) => Kind::F64,
+            Values::I64(_) => Kind::I64,
         };
-        self.number(op, kind, len, 0)
+        self.number(op, kind, values.len(), 0)
     }
 
     /// The next call, a gather of parts of these lengths.

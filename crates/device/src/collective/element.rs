@@ -25,25 +25,34 @@ pub(super) trait Element: Pod {
     fn max(a: Self::Wide, b: Self::Wide) -> Self::Wide;
 }
 
-impl Element for f32 {
-    type Wide = Self;
+/// A type whose sums are kept in itself.
+macro_rules! element {
+    ($type:ty, $add:expr, $max:expr) => {
+        impl Element for $type {
+            type Wide = Self;
 
-    fn widen(self) -> Self {
-        self
-    }
+            fn widen(self) -> Self {
+                self
+            }
 
-    fn narrow(wide: Self) -> Self {
-        wide
-    }
+            fn narrow(wide: Self) -> Self {
+                wide
+            }
 
-    fn add(a: Self, b: Self) -> Self {
-        a + b
-    }
+            fn add(a: Self, b: Self) -> Self {
+                $add(a, b)
+            }
 
-    fn max(a: Self, b: Self) -> Self {
-        if b > a || b.is_nan() { b } else { a }
-    }
+            fn max(a: Self, b: Self) -> Self {
+                $max(a, b)
+            }
+        }
+    };
 }
+
+element!(f32, |a, b| a + b, |a, b: f32| if b > a || b.is_nan() { b } else { a });
+element!(f64, |a, b| a + b, |a, b: f64| if b > a || b.is_nan() { b } else { a });
+element!(i64, i64::wrapping_add, Ord::max);
 
 impl Element for bf16 {
     type Wide = f32;
@@ -62,26 +71,6 @@ impl Element for bf16 {
 
     fn max(a: f32, b: f32) -> f32 {
         <f32 as Element>::max(a, b)
-    }
-}
-
-impl Element for i64 {
-    type Wide = Self;
-
-    fn widen(self) -> Self {
-        self
-    }
-
-    fn narrow(wide: Self) -> Self {
-        wide
-    }
-
-    fn add(a: Self, b: Self) -> Self {
-        a.wrapping_add(b)
-    }
-
-    fn max(a: Self, b: Self) -> Self {
-        a.max(b)
     }
 }
 
@@ -157,29 +146,40 @@ impl Buffer {
     }
 }
 
+/// The same expression for elements of whichever type there are.
+macro_rules! with_elements {
+    ($values:expr, $data:ident => $body:expr) => {
+        match $values {
+            $crate::collective::Values::F32($data) => $body,
+            $crate::collective::Values::Bf16($data) => $body,
+            $crate::collective::Values::F64($data) => $body,
+            $crate::collective::Values::I64($data) => $body,
+        }
+    };
+}
+pub(super) use with_elements;
+
 impl Values<'_> {
     /// The same values, for a shorter time.
     pub(super) fn reborrow(&mut self) -> Values<'_> {
         match self {
             Self::F32(data) => Values::F32(data),
             Self::Bf16(data) => Values::Bf16(data),
+            Self::F64(data) => Values::F64(data),
             Self::I64(data) => Values::I64(data),
         }
     }
 
+    /// Elements.
+    pub(super) fn len(&self) -> usize {
+        with_elements!(self, data => data.len())
+    }
+
     pub(super) fn bytes(&self) -> &[u8] {
-        match self {
-            Self::F32(data) => bytemuck::cast_slice(data),
-            Self::Bf16(data) => bytemuck::cast_slice(data),
-            Self::I64(data) => bytemuck::cast_slice(data),
-        }
+        with_elements!(self, data => bytemuck::cast_slice(data))
     }
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        match self {
-            Self::F32(data) => bytemuck::cast_slice_mut(data),
-            Self::Bf16(data) => bytemuck::cast_slice_mut(data),
-            Self::I64(data) => bytemuck::cast_slice_mut(data),
-        }
+        with_elements!(self, data => bytemuck::cast_slice_mut(data))
     }
 }

@@ -108,11 +108,7 @@ impl Faulty {
 
 fn flip_value(data: &mut Values<'_>, at: Option<(usize, u32)>) {
     let Some((element, bit)) = at else { return };
-    let elements = match data {
-        Values::F32(data) => data.len(),
-        Values::Bf16(data) => data.len(),
-        Values::I64(data) => data.len(),
-    };
+    let elements = data.len();
     flip(data.bytes_mut(), elements, element, bit);
 }
 

@@ -89,6 +89,7 @@ pub trait Collective: Send + std::fmt::Debug {
 pub enum Values<'a> {
     F32(&'a mut [f32]),
     Bf16(&'a mut [half::bf16]),
+    F64(&'a mut [f64]),
     I64(&'a mut [i64]),
 }
 

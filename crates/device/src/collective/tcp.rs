@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::call::{Call, Numbering, Op, assert_gather};
-use super::element::{Buffer, Element, Fold, blocks, copy};
+use super::element::{Buffer, Element, Fold, blocks, copy, with_elements};
 use super::failure::Failure;
 use super::{AbortHandle, Collective, CollectiveError, Reduce, StepTag, Traffic, Values};
 
@@ -197,20 +197,12 @@ impl Collective for TcpRank {
 
     fn all_reduce(&mut self, data: Values<'_>, by: Reduce) -> Result<(), CollectiveError> {
         let call = self.numbering.call(Op::AllReduce(by), &data);
-        match data {
-            Values::F32(data) => self.all_reduce_of(&call, data, by),
-            Values::Bf16(data) => self.all_reduce_of(&call, data, by),
-            Values::I64(data) => self.all_reduce_of(&call, data, by),
-        }
+        with_elements!(data, data => self.all_reduce_of(&call, data, by))
     }
 
     fn reduce_to_leader(&mut self, data: Values<'_>, by: Reduce) -> Result<(), CollectiveError> {
         let call = self.numbering.call(Op::ReduceToLeader(by), &data);
-        match data {
-            Values::F32(data) => self.reduce_to_leader_of(&call, data, by),
-            Values::Bf16(data) => self.reduce_to_leader_of(&call, data, by),
-            Values::I64(data) => self.reduce_to_leader_of(&call, data, by),
-        }
+        with_elements!(data, data => self.reduce_to_leader_of(&call, data, by))
     }
 
     fn gather(&mut self, part: &[f32], counts: &[usize], whole: &mut [f32]) -> Result<(), CollectiveError> {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::threads::split;
 
 use super::call::{Call, Numbering, Op, assert_gather};
-use super::element::{Buffer, Element, Fold, blocks, copy};
+use super::element::{Buffer, Element, Fold, blocks, copy, with_elements};
 use super::failure::Failure;
 use super::{AbortHandle, Collective, CollectiveError, Reduce, StepTag, Traffic, Values};
 
@@ -143,22 +143,14 @@ impl Collective for ThreadRank {
 
     fn all_reduce(&mut self, data: Values<'_>, by: Reduce) -> Result<(), CollectiveError> {
         let call = self.numbering.call(Op::AllReduce(by), &data);
-        match data {
-            Values::F32(data) => self.all_reduce_of(&call, data, by),
-            Values::Bf16(data) => self.all_reduce_of(&call, data, by),
-            Values::I64(data) => self.all_reduce_of(&call, data, by),
-        }
+        with_elements!(data, data => self.all_reduce_of(&call, data, by))
     }
 
     fn reduce_to_leader(&mut self, data: Values<'_>, by: Reduce) -> Result<(), CollectiveError> {
         let call = self.numbering.call(Op::ReduceToLeader(by), &data);
         self.meet(&call, data.bytes())?;
         if self.rank == 0 {
-            match data {
-                Values::F32(data) => self.fold(0, data, by),
-                Values::Bf16(data) => self.fold(0, data, by),
-                Values::I64(data) => self.fold(0, data, by),
-            }
+            with_elements!(data, data => self.fold(0, data, by));
         }
         Ok(())
     }

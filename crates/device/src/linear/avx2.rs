@@ -35,6 +35,7 @@ impl Lanes for Avx2 {
     type Bytes = __m256i;
     type Sum = __m256i;
     type Floats = __m256;
+    type Doubles = [__m256d; 2];
 
     #[inline(always)]
     unsafe fn bytes(from: *const u8) -> __m256i {
@@ -96,6 +97,32 @@ impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn pin(value: __m256) -> __m256 {
         unsafe { pin(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn no_doubles() -> [__m256d; 2] {
+        unsafe { [_mm256_setzero_pd(); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn add_wide([low, high]: [__m256d; 2], value: __m256) -> [__m256d; 2] {
+        unsafe {
+            let (first, second) = (_mm256_castps256_ps128(value), _mm256_extractf128_ps::<1>(value));
+            [_mm256_add_pd(low, _mm256_cvtps_pd(first)), _mm256_add_pd(high, _mm256_cvtps_pd(second))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn narrow([low, high]: [__m256d; 2]) -> __m256 {
+        unsafe { _mm256_set_m128(_mm256_cvtpd_ps(high), _mm256_cvtpd_ps(low)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_wide(to: *mut f64, [low, high]: [__m256d; 2]) {
+        unsafe {
+            _mm256_storeu_pd(to, low);
+            _mm256_storeu_pd(to.add(4), high);
+        }
     }
 
     #[inline(always)]

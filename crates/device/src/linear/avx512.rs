@@ -35,6 +35,7 @@ impl Lanes for Avx512 {
     type Bytes = __m512i;
     type Sum = __m512i;
     type Floats = __m512;
+    type Doubles = [__m512d; 2];
 
     #[inline(always)]
     unsafe fn bytes(from: *const u8) -> __m512i {
@@ -92,6 +93,35 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn pin(value: __m512) -> __m512 {
         unsafe { pin(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn no_doubles() -> [__m512d; 2] {
+        unsafe { [_mm512_setzero_pd(); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn add_wide([low, high]: [__m512d; 2], value: __m512) -> [__m512d; 2] {
+        unsafe {
+            let (first, second) = (_mm512_castps512_ps256(value), _mm512_extractf32x8_ps::<1>(value));
+            [_mm512_add_pd(low, _mm512_cvtps_pd(first)), _mm512_add_pd(high, _mm512_cvtps_pd(second))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn narrow([low, high]: [__m512d; 2]) -> __m512 {
+        unsafe {
+            let low = _mm512_castps256_ps512(_mm512_cvtpd_ps(low));
+            _mm512_insertf32x8::<1>(low, _mm512_cvtpd_ps(high))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_wide(to: *mut f64, [low, high]: [__m512d; 2]) {
+        unsafe {
+            _mm512_storeu_pd(to, low);
+            _mm512_storeu_pd(to.add(8), high);
+        }
     }
 
     #[inline(always)]

@@ -4,6 +4,7 @@
 //! order, starting from zero; then `acc = acc + run`. Short runs keep the rounding error of long rows small.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::lanes::Lanes;
 use super::pack::{PAIR, TileLayout};
@@ -64,6 +65,7 @@ impl<S: Lanes, E: Element<S>> Strip<S> for Floats<'_, E> {
         &self,
         tiles: [*const u8; PAIR],
         row: usize,
+        piece: Range<usize>,
         _ahead: usize,
         acc: &mut [[S::Floats; M]; PAIR],
     ) {
@@ -71,8 +73,8 @@ impl<S: Lanes, E: Element<S>> Strip<S> for Floats<'_, E> {
         let x = &self.x[row * cols..][..M * cols];
         // SAFETY: the caller promises the tiles and the features; columns stay below `cols`.
         unsafe {
-            for start in (0..cols).step_by(RUN) {
-                let end = cols.min(start + RUN);
+            for start in piece.clone().step_by(RUN) {
+                let end = piece.end.min(start + RUN);
                 let mut run = [[S::zero(); M]; PAIR];
                 for col in start..end {
                     fma_column::<S, E, M>(tiles, x, col, &mut run);

@@ -15,6 +15,8 @@ pub(super) trait Lanes: Copy {
     /// Integers on the way to a block's dot product.
     type Sum: Copy;
     type Floats: Copy;
+    /// As many lanes of f64.
+    type Doubles: Copy;
 
     /// Four bytes per lane.
     unsafe fn bytes(from: *const u8) -> Self::Bytes;
@@ -41,6 +43,13 @@ pub(super) trait Lanes: Copy {
     unsafe fn pin_sum(sum: Self::Sum) -> Self::Sum;
     /// The same floats, but compilers cannot tell, nor reorder two of these.
     unsafe fn pin(value: Self::Floats) -> Self::Floats;
+
+    unsafe fn no_doubles() -> Self::Doubles;
+    /// `sum + value`, widened first.
+    unsafe fn add_wide(sum: Self::Doubles, value: Self::Floats) -> Self::Doubles;
+    /// Rounded to nearest.
+    unsafe fn narrow(value: Self::Doubles) -> Self::Floats;
+    unsafe fn store_wide(to: *mut f64, value: Self::Doubles);
 
     unsafe fn zero() -> Self::Floats;
     unsafe fn splat(value: f32) -> Self::Floats;

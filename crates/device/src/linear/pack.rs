@@ -48,6 +48,8 @@ pub struct PackedMatrix {
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) layout: TileLayout,
+    /// Blocks whose products are added in f32; sums of several such pieces are kept in f64.
+    pub(super) piece: usize,
     pub(super) data: HugeVec<u8>,
 }
 
@@ -94,7 +96,19 @@ impl PackedMatrix {
                 pack_row(format, &layout, row, lane, tile);
             }
         }
-        Ok(Self { format, kernel, rows, cols, layout, data })
+        Ok(Self { format, kernel, rows, cols, layout, piece: layout.blocks, data })
+    }
+
+    /// The same matrix, whose products are sums over pieces of `cols` columns: each piece is added up in f32, pieces
+    /// are in f64 ([`super::matmul_sums`]). Matrices of fewer columns with the same pieces then add up to the same.
+    ///
+    /// # Panics
+    /// Where the columns are not whole pieces, or pieces not whole blocks: the plan of shards sees to that.
+    #[must_use]
+    pub fn in_pieces(self, cols: usize) -> Self {
+        let whole = cols > 0 && cols.is_multiple_of(self.format.block_items());
+        assert!(whole && self.cols.is_multiple_of(cols), "{} columns in pieces of {cols}", self.cols);
+        Self { piece: cols / self.format.block_items(), ..self }
     }
 
     /// Outputs.

@@ -30,6 +30,7 @@ impl Lanes for Portable {
     type Bytes = [u8; 4 * LANES];
     type Sum = [i32; LANES];
     type Floats = [f32; LANES];
+    type Doubles = [f64; LANES];
 
     #[inline(always)]
     unsafe fn bytes(from: *const u8) -> Self::Bytes {
@@ -87,6 +88,27 @@ impl Lanes for Portable {
     #[inline(always)]
     unsafe fn pin(value: Self::Floats) -> Self::Floats {
         value
+    }
+
+    #[inline(always)]
+    unsafe fn no_doubles() -> Self::Doubles {
+        [0.0; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn add_wide(sum: Self::Doubles, value: Self::Floats) -> Self::Doubles {
+        std::array::from_fn(|lane| sum[lane] + f64::from(value[lane]))
+    }
+
+    #[inline(always)]
+    unsafe fn narrow(value: Self::Doubles) -> Self::Floats {
+        value.map(|value| value as f32)
+    }
+
+    #[inline(always)]
+    unsafe fn store_wide(to: *mut f64, value: Self::Doubles) {
+        // SAFETY: the trait's contract.
+        unsafe { to.cast::<Self::Doubles>().write_unaligned(value) }
     }
 
     #[inline(always)]

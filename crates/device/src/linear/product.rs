@@ -38,8 +38,14 @@ pub(super) struct Product<'a> {
     pub(super) weights: &'a PackedMatrix,
     pub(super) inputs: Inputs<'a>,
     pub(super) m: usize,
-    pub(super) out: SharedMut<'a, f32>,
-    pub(super) write: Write,
+    pub(super) out: Out<'a>,
+}
+
+/// Where outputs go.
+pub(super) enum Out<'a> {
+    Floats(SharedMut<'a, f32>, Write),
+    /// Not yet rounded, to be added to those of other columns.
+    Sums(SharedMut<'a, f64>),
 }
 
 impl Product<'_> {
@@ -54,8 +60,8 @@ impl Product<'_> {
 
 /// Activation rows that can be multiplied with a tile.
 pub(super) trait Strip<S: Lanes> {
-    /// Adds to `acc` the products of rows `row..row + M` with each tile, a lane per row of the tile. Asks for weights
-    /// `ahead` bytes before they are needed, unless that is zero.
+    /// Adds to `acc` the products of blocks `piece` of rows `row..row + M` with each tile, a lane per row of the tile.
+    /// Asks for weights `ahead` bytes before they are needed, unless that is zero.
     ///
     /// # Safety
     /// `tiles` are of the layout that the rows were made for, and the CPU has the features of `S`.
@@ -63,6 +69,7 @@ pub(super) trait Strip<S: Lanes> {
         &self,
         tiles: [*const u8; PAIR],
         row: usize,
+        piece: Range<usize>,
         ahead: usize,
         acc: &mut [[S::Floats; M]; PAIR],
     );
@@ -138,7 +145,7 @@ unsafe fn strips<S: Lanes, R: Strip<S>, const M: usize>(
     row: usize,
 ) -> usize {
     let weights = product.weights;
-    let tile_bytes = weights.layout.tile_bytes;
+    let (tile_bytes, blocks, piece) = (weights.layout.tile_bytes, weights.layout.blocks, weights.piece);
     // The first rows of all read weights that no cache holds yet.
     let ahead = if row == 0 { (PAIR * tile_bytes).min(MAX_AHEAD) } else { 0 };
     for first in group.step_by(PAIR) {
@@ -147,16 +154,40 @@ unsafe fn strips<S: Lanes, R: Strip<S>, const M: usize>(
         unsafe {
             let tiles = std::array::from_fn(|tile| data.as_ptr().add(tile * tile_bytes));
             let mut values = [[S::zero(); M]; PAIR];
-            rows.strip::<M>(tiles, row, ahead, &mut values);
-            for (tile, values) in values.iter().enumerate() {
+            let mut sums = [[S::no_doubles(); M]; PAIR];
+            let mut start = 0;
+            while start < blocks {
+                rows.strip::<M>(tiles, row, start..start + piece, ahead, &mut values);
+                start += piece;
+                if piece < blocks {
+                    for (sum, value) in sums.as_flattened_mut().iter_mut().zip(values.as_flattened_mut()) {
+                        *sum = S::add_wide(*sum, *value);
+                        *value = S::zero();
+                    }
+                }
+            }
+            if piece < blocks {
+                for (sum, value) in sums.as_flattened().iter().zip(values.as_flattened_mut()) {
+                    *value = S::narrow(*sum);
+                }
+            } else if matches!(product.out, Out::Sums(_)) {
+                for (sum, value) in sums.as_flattened_mut().iter_mut().zip(values.as_flattened()) {
+                    *sum = S::add_wide(*sum, *value);
+                }
+            }
+            for tile in 0..PAIR {
                 let start = (first + tile) * S::LANES;
                 let count = S::LANES.min(weights.rows.saturating_sub(start));
                 if count == 0 {
                     break;
                 }
-                for (index, value) in values.iter().enumerate() {
+                for index in 0..M {
                     let at = (row + index) * weights.rows + start;
-                    emit::<S>(product.out.slice(at..at + count), *value, product.write);
+                    let at = at..at + count;
+                    match &product.out {
+                        Out::Floats(out, write) => emit::<S>(out.slice(at), values[tile][index], *write),
+                        Out::Sums(out) => emit_wide::<S>(out.slice(at), sums[tile][index]),
+                    }
                 }
             }
         }
@@ -190,4 +221,17 @@ unsafe fn emit<S: Lanes>(out: &mut [f32], value: S::Floats, write: Write) {
             };
         }
     }
+}
+
+/// As [`emit`], of sums that are stored.
+///
+/// # Safety
+/// As [`emit`].
+#[inline(always)]
+unsafe fn emit_wide<S: Lanes>(out: &mut [f64], value: S::Doubles) {
+    let mut lanes = [0.0; MAX_LANES];
+    debug_assert!(S::LANES <= lanes.len());
+    // SAFETY: the array has room for every instruction set's lanes.
+    unsafe { S::store_wide(lanes.as_mut_ptr(), value) };
+    out.copy_from_slice(&lanes[..out.len()]);
 }

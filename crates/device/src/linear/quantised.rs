@@ -9,6 +9,7 @@
 //! `-r * d`, and `m * x_sum` is exact, because 11 and 12 significant bits make 23.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::activations::Block;
 use super::lanes::Lanes;
@@ -182,6 +183,7 @@ impl<S: Lanes, W: Weights<S>> Strip<S> for Quantised<'_, W> {
         &self,
         tiles: [*const u8; PAIR],
         row: usize,
+        piece: Range<usize>,
         ahead: usize,
         acc: &mut [[S::Floats; M]; PAIR],
     ) {
@@ -191,7 +193,7 @@ impl<S: Lanes, W: Weights<S>> Strip<S> for Quantised<'_, W> {
         unsafe {
             // Stays in memory, because the sums of a block need the registers.
             let acc = std::hint::black_box(acc);
-            for block in 0..blocks {
+            for block in piece {
                 let quants = tiles.map(|tile| tile.add(scale_bytes + block * S::LANES * W::QUANT_BYTES));
                 if ahead > 0 {
                     prefetch::<S, W>(tiles, quants, block, ahead);

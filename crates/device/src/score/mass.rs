@@ -12,6 +12,7 @@ use super::{ScoreScratch, Scored, Units};
 use crate::attention::{Offsets, Rows};
 use crate::cpu::Isa;
 use crate::kv::{Bf16, F16, F32, KvRows, Layer, RowFormat};
+use crate::query_heads::QueryHeads;
 use crate::simd::{Kernel, Simd, dispatch};
 use crate::threads::{SharedMut, Threads};
 
@@ -38,8 +39,8 @@ pub struct MassCall<'a> {
     pub own: &'a [SlotId],
     /// Queries after RoPE: `[rows][Hq][D]`.
     pub q: &'a [f32],
-    /// Hq; a multiple of the KV heads. Head `h` reads KV head `h / (Hq / Hkv)`.
-    pub heads: usize,
+    /// Hq of them, and who reads which KV head.
+    pub heads: QueryHeads,
     pub isa: Isa,
 }
 
@@ -47,8 +48,12 @@ impl MassCall<'_> {
     fn check(&self, out: &[i64]) {
         let shape = self.kv.shape();
         assert!(self.layer < shape.layers, "layer {} of {}", self.layer, shape.layers);
-        assert!(self.heads > 0 && self.heads.is_multiple_of(shape.kv_heads), "{} heads", self.heads);
-        assert_eq!(self.q.len(), self.own.len() * self.heads * shape.head_dim, "one query row per own slot");
+        assert_eq!(self.heads.kv_heads(), shape.kv_heads, "KV heads of {:?}", self.heads);
+        assert_eq!(
+            self.q.len(),
+            self.own.len() * self.heads.count() * shape.head_dim,
+            "one query row per own slot"
+        );
         assert_eq!(out.len(), self.context.len() + self.own.len(), "one number per live slot");
     }
 
@@ -166,14 +171,15 @@ fn add_unit<S: Simd, F: RowFormat>(
     workspace: &mut Workspace,
 ) {
     let MassCall { kv, q, heads, .. } = *job.call;
-    let (shape, group) = (kv.shape(), job.size.group);
+    let shape = kv.shape();
     let (chunk, kv_head) = (unit / shape.kv_heads, unit % shape.kv_heads);
+    let readers = heads.readers(kv_head);
     let first = chunk * job.size.rows;
-    let row = heads * shape.head_dim;
+    let row = heads.count() * shape.head_dim;
     let queries = Queries {
-        q: &q[first * row + kv_head * group * shape.head_dim..],
+        q: &q[first * row + readers.start * shape.head_dim..],
         stride: row,
-        group,
+        group: readers.len(),
         head_dim: shape.head_dim,
         visible: &job.visible[first..job.visible.len().min(first + job.size.rows)],
         whole: 1.0,

@@ -37,7 +37,7 @@ impl ScoreScratch {
         gather(call.kv, call.keys.iter(), &mut self.keys);
         windows(call.pool, &mut self.windows);
         let shape = call.kv.shape();
-        let group = call.heads / shape.kv_heads;
+        let group = call.heads.largest_group();
         let size = RoomSize {
             rows: call.visible.len(),
             group,
@@ -59,7 +59,7 @@ impl ScoreScratch {
         self.visible.extend((1..=call.own.len()).map(|own| call.context.len() + own));
         let shape = call.kv.shape();
         let keys = self.keys.keys();
-        let size = RoomSize { rows, group: call.heads / shape.kv_heads, keys, dim: shape.padded_dim() };
+        let size = RoomSize { rows, group: call.heads.largest_group(), keys, dim: shape.padded_dim() };
         self.grow(size, threads);
         for workspace in &mut self.workspaces[..threads] {
             workspace.mass.reset(keys);

@@ -38,6 +38,7 @@ pub(super) struct Queries<'a> {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RoomSize {
     pub(super) rows: usize,
+    /// The most query heads of one KV head.
     pub(super) group: usize,
     pub(super) keys: usize,
     /// D'.

@@ -114,7 +114,7 @@ impl Case {
             keys: &self.keys,
             queries: &self.queries,
             visible: &self.visible,
-            heads: self.sizes.heads(),
+            heads: QueryHeads::whole(self.sizes.heads(), self.sizes.kv_heads),
             candidates: &self.candidates,
             pool: (width > 0).then_some(Pool { width, positions: &self.positions }),
             aggregate,

@@ -48,7 +48,7 @@ impl Kernel for Work<'_> {
                 Layer::F16(rows) => shares::<S, F16>(s, job, rows, unit, workspace),
                 Layer::Bf16(rows) => shares::<S, Bf16>(s, job, rows, unit, workspace),
             }
-            add_heads(s, job, workspace);
+            add_heads(s, job, unit.1, workspace);
         }
     }
 }
@@ -63,15 +63,15 @@ fn shares<S: Simd, F: RowFormat>(
     workspace: &mut Workspace,
 ) {
     let ScoreCall { kv, keys, queries, visible, heads, .. } = *job.call;
-    let (shape, group) = (kv.shape(), job.size.group);
-    let (row, stride) = (heads * shape.head_dim, padded(keys.len()));
-    let sums = &mut workspace.shares.floats_mut()[..group * stride];
+    let (shape, readers) = (kv.shape(), heads.readers(kv_head));
+    let (row, stride) = (heads.count() * shape.head_dim, padded(keys.len()));
+    let sums = &mut workspace.shares.floats_mut()[..readers.len() * stride];
     sums.fill(0.0);
-    let first = layer * visible.len() * row + kv_head * group * shape.head_dim;
+    let first = layer * visible.len() * row + readers.start * shape.head_dim;
     let queries = Queries {
         q: queries.get(first..).unwrap_or(&[]),
         stride: row,
-        group,
+        group: readers.len(),
         head_dim: shape.head_dim,
         visible,
         whole: 1.0 / visible.len() as f64,
@@ -87,11 +87,11 @@ fn shares<S: Simd, F: RowFormat>(
 }
 
 #[inline(always)]
-fn add_heads<S: Simd>(s: S, job: &Job<'_>, workspace: &mut Workspace) {
+fn add_heads<S: Simd>(s: S, job: &Job<'_>, kv_head: usize, workspace: &mut Workspace) {
     let ScoreCall { keys, candidates, pool, aggregate: how, .. } = *job.call;
     let pool = pool.map(|pool| (pool.width, job.windows));
     let (shares, heads) = (workspace.shares.floats_mut(), &mut workspace.heads);
-    for head in 0..job.size.group {
+    for head in 0..job.call.heads.readers(kv_head).len() {
         let shares = &shares[head * padded(keys.len())..][..keys.len()];
         s.call(AddHead { heads, shares, candidates, pool, how });
     }

@@ -93,7 +93,7 @@ impl Executor {
         let shape = KvShape {
             layers: config.layers,
             slots: options.slots,
-            kv_heads: shard.heads.held(),
+            kv_heads: shard.heads.kv.len(),
             head_dim: config.head_dim,
         };
         Ok(Self {

@@ -142,10 +142,10 @@ impl Executor {
         let (head_bytes, slot_bytes) = (self.kv.head_bytes(), self.slot_bytes());
         assert_eq!(bytes.len(), slots.len() * slot_bytes, "as many rows as slots");
         let (layers, kv_heads) = (self.config().layers, self.config().kv_heads);
-        let held: Vec<(usize, usize)> = self.model.shard().heads.held_kv().enumerate().collect();
+        let held = self.model.shard().heads.kv.clone();
         for (&slot, bytes) in slots.iter().zip(bytes.chunks_exact(slot_bytes)) {
             for layer in 0..layers {
-                for &(held, head) in &held {
+                for (held, head) in held.clone().enumerate() {
                     let at = (layer * kv_heads + head) * head_bytes;
                     self.kv.write_bits(layer, slot, held, &bytes[at..at + head_bytes]);
                 }
@@ -157,17 +157,9 @@ impl Executor {
     fn first_held(&self) -> Vec<(usize, usize)> {
         let heads = &self.model.shard().heads;
         let group = self.config().heads / self.config().kv_heads;
-        let mut seen = None;
-        let mut first = Vec::new();
-        for (held, head) in heads.held_kv().enumerate() {
-            // A rank before holds the KV head if it has the first of its query heads.
-            let is_ours = head * group >= heads.query.start;
-            if is_ours && seen != Some(head) {
-                first.push((held, head));
-            }
-            seen = Some(head);
-        }
-        first
+        // A rank before holds the KV head if it has the first of its query heads.
+        let is_ours = |(_, head): &(usize, usize)| head * group >= heads.query.start;
+        heads.kv.clone().enumerate().filter(is_ours).collect()
     }
 
     fn part(&self) -> Part {

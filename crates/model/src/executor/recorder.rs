@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use hawser_common::{Position, SlotId};
 use hawser_device::cpu::Isa;
 use hawser_device::kv::KvRows;
+use hawser_device::query_heads::QueryHeads;
 use hawser_device::score::{MassCall, ScoreScratch, mass};
 use hawser_device::threads::Threads;
 
@@ -32,7 +33,7 @@ struct Entry<'a> {
 pub(super) struct Recorder<'a> {
     entries: Vec<Entry<'a>>,
     memories: Vec<(MemoryId, QueryMemory)>,
-    heads: usize,
+    heads: QueryHeads,
     width: usize,
     scratch: &'a mut ScoreScratch,
 }
@@ -44,14 +45,14 @@ impl<'a> Recorder<'a> {
         memories: &mut HashMap<MemoryId, QueryMemory>,
         scratch: &'a mut ScoreScratch,
     ) -> Self {
-        let (config, heads) = (model.config(), model.shard().heads.query.len());
+        let (config, heads) = (model.config(), model.shard().heads.readers());
         let mut taken: Vec<(MemoryId, QueryMemory)> = Vec::new();
         let mut entries = Vec::new();
         for sequence in batch.sequences {
             let Some(observe) = &sequence.observe else { continue };
             let place = taken.iter().position(|(id, _)| *id == observe.memory);
             let index = place.unwrap_or_else(|| {
-                let new = || QueryMemory::new(config.layers, heads, config.head_dim);
+                let new = || QueryMemory::new(config.layers, heads.count(), config.head_dim);
                 taken.push((observe.memory, memories.remove(&observe.memory).unwrap_or_else(new)));
                 taken.len() - 1
             });
@@ -66,7 +67,7 @@ impl<'a> Recorder<'a> {
             let sums = vec![0; seen.len()];
             entries.push(Entry { observe, memory: index, rows, seen, positions, sums, non_finite: 0 });
         }
-        Self { entries, memories: taken, heads, width: heads * config.head_dim, scratch }
+        Self { entries, memories: taken, heads, width: heads.count() * config.head_dim, scratch }
     }
 
     pub(super) fn close(mut self, memories: &mut HashMap<MemoryId, QueryMemory>) {

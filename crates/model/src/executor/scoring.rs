@@ -144,7 +144,7 @@ impl Executor {
             Aggregation::Max => Aggregate::Max,
             Aggregation::Vote => Aggregate::Vote { top: request.keep.div_ceil(8) },
         };
-        let heads = self.model.shard().heads.query.len();
+        let heads = self.model.shard().heads.readers();
         let (kv, isa) = (&self.kv, Isa::best());
         let call = ScoreCall { kv, keys, queries, visible, heads, candidates, pool, aggregate, isa };
         let mut values = vec![0; candidates.len()];

@@ -9,21 +9,21 @@ use crate::shard::Shard;
 
 /// Rows of one width. Grows to the largest step and stays.
 #[derive(Debug)]
-pub(crate) struct Rows {
+pub(crate) struct Rows<T = f32> {
     width: usize,
-    values: Vec<f32>,
+    values: Vec<T>,
 }
 
-impl Rows {
+impl<T: Copy + Default> Rows<T> {
     fn new(width: usize) -> Self {
         Self { width, values: Vec::new() }
     }
 
     /// The first `count` rows. What they hold is left over from the last use.
-    pub(crate) fn first(&mut self, count: usize) -> &mut [f32] {
+    pub(crate) fn first(&mut self, count: usize) -> &mut [T] {
         let length = count * self.width;
         if self.values.len() < length {
-            self.values.resize(length, 0.0);
+            self.values.resize(length, T::default());
         }
         &mut self.values[..length]
     }
@@ -34,6 +34,8 @@ impl Rows {
 pub(crate) struct Buffers {
     /// The residual stream, `[rows][hidden]`.
     pub(crate) stream: Rows,
+    /// Of a group of several, this rank's part of what is added to it, `[rows][hidden]`, then that of all.
+    pub(crate) sums: Rows<f64>,
     /// The input of a product, `[rows][hidden]`.
     pub(crate) normed: Rows,
     /// q, k and v of a row beside each other.
@@ -59,9 +61,10 @@ pub(crate) struct Buffers {
 
 impl Buffers {
     pub(crate) fn new(config: &ModelConfig, shard: &Shard) -> Self {
-        let (q, kv) = (shard.heads.query.len() * config.head_dim, shard.heads.held() * config.head_dim);
+        let (q, kv) = (shard.heads.query.len() * config.head_dim, shard.heads.kv.len() * config.head_dim);
         Self {
             stream: Rows::new(config.hidden),
+            sums: Rows::new(config.hidden),
             normed: Rows::new(config.hidden),
             qkv: Rows::new(q + 2 * kv),
             query: Rows::new(q),

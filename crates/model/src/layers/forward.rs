@@ -2,7 +2,7 @@
 
 use hawser_common::{Position, SlotId};
 use hawser_device::attention::{AttendCall, Span, attend};
-use hawser_device::collective::CollectiveError;
+use hawser_device::collective::{CollectiveError, Values};
 use hawser_device::cpu::Isa;
 use hawser_device::kv::KvRows;
 use hawser_device::linear::Write;
@@ -10,6 +10,7 @@ use hawser_device::ops::{Phases, rms_norm, rms_norm_heads, silu_mul};
 use hawser_device::threads::Threads;
 use thiserror::Error;
 
+use super::linear::{Linear, LinearScratch};
 use super::{Buffers, Layer, Model};
 use crate::config::ModelConfig;
 use crate::shard::{Group, Shard};
@@ -62,7 +63,7 @@ impl Model {
                 row.fill(0.0);
             }
         }
-        Ok(group.sum(stream)?)
+        Ok(group.sum(Values::F32(stream))?)
     }
 
     /// Prepares the rotation of each row's position.
@@ -88,8 +89,8 @@ impl Model {
 impl Layer {
     /// Adds the layer's attention and feed-forward to the stream, and writes the rows' keys and values.
     ///
-    /// The attention output and down are cut by columns: each rank's product is a part of a sum. The leader adds its
-    /// part to the stream, the others put theirs in its place, and the sum over ranks is the next stream.
+    /// The attention output and down are cut by columns: each rank's product is a part of a sum, and all ranks add that
+    /// sum to the stream, which is the same on each.
     fn forward(&self, index: usize, shard: &Shard, pass: &mut Pass<'_>) -> Result<(), ForwardError> {
         let (threads, rows, eps) = (pass.threads, pass.rows, pass.config.rms_eps);
         let Buffers { stream, normed, qkv, linear, .. } = &mut *pass.buffers;
@@ -97,17 +98,24 @@ impl Layer {
         rms_norm(threads, stream.first(rows), &self.attention_norm, eps, normed);
         self.qkv.forward(threads, normed, qkv.first(rows), Write::Store, linear)?;
         self.attention(index, shard, pass);
-        let residual = pass.group.residual();
-        let Buffers { stream, normed, attended, gate_up, gated, linear, .. } = &mut *pass.buffers;
+        let Buffers { stream, sums, normed, attended, gate_up, gated, linear, .. } = &mut *pass.buffers;
         let (stream, normed) = (stream.first(rows), normed.first(rows));
-        self.output.forward(threads, attended.first(rows), stream, residual, linear)?;
-        pass.group.sum(stream)?;
+        let mut add = |product: &Linear, x: &[f32], stream: &mut [f32], linear: &mut LinearScratch| {
+            if pass.group.is_alone() {
+                return Ok(product.forward(threads, x, stream, Write::Add, linear)?);
+            }
+            let sums = sums.first(rows);
+            product.sums(threads, x, sums, linear)?;
+            pass.group.sum(Values::F64(sums))?;
+            stream.iter_mut().zip(sums).for_each(|(value, sum)| *value += *sum as f32);
+            Ok::<_, ForwardError>(())
+        };
+        add(&self.output, attended.first(rows), stream, linear)?;
         rms_norm(threads, stream, &self.ffn_norm, eps, normed);
         let (gate_up, gated) = (gate_up.first(rows), gated.first(rows));
         self.gate_up.forward(threads, normed, gate_up, Write::Store, linear)?;
         silu_mul(threads, gate_up, shard.ffn.len(), gated);
-        self.down.forward(threads, gated, stream, residual, linear)?;
-        Ok(pass.group.sum(stream)?)
+        add(&self.down, gated, stream, linear)
     }
 
     /// From `qkv` to `attended`: biases, head norms, RoPE, the write of keys and values, attention.
@@ -122,10 +130,11 @@ impl Layer {
             rms_norm_heads(threads, key, &norms.key, config.rms_eps);
         }
         phases.rotate(threads, query, heads);
-        phases.rotate(threads, key, shard.heads.held());
+        phases.rotate(threads, key, shard.heads.kv.len());
         pass.kv.write(index, pass.slots, key, value);
         pass.observer.queries(index, query, pass.kv, threads);
         let (spans, isa) = (pass.spans, Isa::best());
+        let heads = shard.heads.readers();
         let call = AttendCall { kv: pass.kv, layer: index, spans, q: query, heads, isa };
         attend(threads, &call, attended.first(rows), scratch);
     }

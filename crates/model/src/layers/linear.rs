@@ -9,7 +9,7 @@ use std::sync::Arc;
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
 use candle_core::{Device, Module, Tensor};
 use hawser_device::linear::{
-    Columns, Format, LinearError, MatmulScratch, PackedMatrix, RawMatrix, Write, matmul,
+    Columns, Format, LinearError, MatmulScratch, PackedMatrix, RawMatrix, Write, matmul, matmul_sums,
 };
 use hawser_device::threads::Threads;
 use thiserror::Error;
@@ -64,6 +64,7 @@ enum Part {
 pub(crate) struct LinearScratch {
     matmul: MatmulScratch,
     part: Vec<f32>,
+    whole: Vec<f32>,
 }
 
 impl Linear {
@@ -87,6 +88,16 @@ impl Linear {
             }
         }
         Ok(Self { parts, rows, cols })
+    }
+
+    /// Products become sums over pieces of `cols` columns, which are the same however columns are shared out. Not where
+    /// candle multiplies: its sums are its own.
+    pub(crate) fn in_pieces(self, cols: usize) -> Self {
+        let part = |part| match part {
+            Part::Packed(matrix) => Part::Packed(matrix.in_pieces(cols)),
+            Part::Candle(matrix) => Part::Candle(matrix),
+        };
+        Self { parts: self.parts.into_iter().map(part).collect(), ..self }
     }
 
     /// Bytes that one product reads.
@@ -130,6 +141,26 @@ impl Linear {
             }
             from += width;
         }
+        Ok(())
+    }
+
+    /// As [`Linear::forward`], stored before the last rounding: what a rank gives to a sum.
+    pub(crate) fn sums(
+        &self,
+        threads: &Threads,
+        x: &[f32],
+        out: &mut [f64],
+        scratch: &mut LinearScratch,
+    ) -> candle_core::Result<()> {
+        if let [Part::Packed(matrix)] = &self.parts[..] {
+            matmul_sums(threads, matrix, x, out, &mut scratch.matmul);
+            return Ok(());
+        }
+        let mut floats = std::mem::take(&mut scratch.whole);
+        floats.resize(out.len(), 0.0);
+        self.forward(threads, x, &mut floats, Write::Store, scratch)?;
+        out.iter_mut().zip(&floats).for_each(|(out, value)| *out = f64::from(*value));
+        scratch.whole = floats;
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use super::linear::{Linear, Ordered, PackError};
 use super::{HeadNorms, Layer, Model};
 use crate::checkpoint::{Checkpoint, CheckpointError, LayerPart, TensorRole};
 use crate::config::{Architecture, ModelConfig};
-use crate::shard::Shard;
+use crate::shard::{Blocks, Shard};
 
 /// Why a checkpoint cannot be made ready to run.
 #[derive(Debug, Error)]
@@ -44,6 +44,8 @@ struct Loader<'a> {
     value: RowCut,
     ffn: RowCut,
     vocab: RowCut,
+    /// Where sums are cut.
+    blocks: Blocks,
 }
 
 /// Which rows of a matrix are taken.
@@ -57,7 +59,7 @@ pub(super) fn load(checkpoint: &Checkpoint, shard: &Shard) -> Result<Model, Load
     let config = checkpoint.config();
     assert_eq!(shard.vocab_counts.iter().sum::<usize>(), config.vocab, "the shard is of this model");
     let (paired, head_dim) = (checkpoint.rope_pairs_adjacent(), config.head_dim);
-    let kv_heads: Vec<usize> = shard.heads.held_kv().collect();
+    let kv_heads: Vec<usize> = shard.heads.kv.clone().collect();
     let query_heads: Vec<usize> = shard.heads.query.clone().collect();
     let loader = Loader {
         query: head_rows(&query_heads, head_dim, paired),
@@ -65,6 +67,7 @@ pub(super) fn load(checkpoint: &Checkpoint, shard: &Shard) -> Result<Model, Load
         value: head_rows(&kv_heads, head_dim, false),
         ffn: RowCut::Run(shard.ffn.clone()),
         vocab: RowCut::Run(shard.vocab.clone()),
+        blocks: Blocks::of(checkpoint)?,
         checkpoint,
         config,
         shard,
@@ -130,15 +133,16 @@ impl Loader<'_> {
         let (output, down) = ([(role(LayerPart::Output), &all)], [(role(LayerPart::Down), &all)]);
         let heads = columns(&self.shard.heads.query, self.config.heads, self.config.head_dim);
         let inner = columns(&self.shard.ffn, self.config.ffn, 1);
+        let output_piece = self.blocks.output_piece(self.config.head_dim);
         Ok(Layer {
             attention_norm: vector(LayerPart::AttentionNorm)?,
             qkv: self.matrices(&what("q, k and v"), &qkv, None)?,
             qkv_bias: self.qkv_bias(layer)?,
             head_norms,
-            output: self.matrices(&what("the attention output"), &output, heads)?,
+            output: self.matrices(&what("the attention output"), &output, heads)?.in_pieces(output_piece),
             ffn_norm: vector(LayerPart::FeedForwardNorm)?,
             gate_up: self.matrices(&what("gate and up"), &gate_up, None)?,
-            down: self.matrices(&what("down"), &down, inner)?,
+            down: self.matrices(&what("down"), &down, inner)?.in_pieces(self.blocks.down.items),
         })
     }
 

@@ -1,4 +1,8 @@
 //! Where matrices that are shared out by columns may be cut.
+//!
+//! A cut is also where sums are cut: the products of the columns between two possible cuts are added up in f32, those
+//! pieces in f64 (`hawser_device::linear::matmul_sums`). So pieces are the same for any number of ranks, and as long as
+//! that number allows, for each costs a few instructions.
 
 use super::{gcd, lcm};
 use crate::checkpoint::{Checkpoint, CheckpointError, LayerPart, TensorRole};
@@ -10,6 +14,9 @@ pub struct Blocks {
     pub output: Block,
     pub down: Block,
 }
+
+/// Columns of a piece of down, if not even a block has more: enough that adding pieces costs little.
+const LONG_PIECE: usize = 128;
 
 /// Columns that stay together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,8 +43,23 @@ impl Blocks {
             }
             Ok(block)
         };
-        Ok(Self { output: block(LayerPart::Output)?, down: block(LayerPart::Down)? })
+        let config = checkpoint.config();
+        let mut down = block(LayerPart::Down)?;
+        down.items = long_piece(down.items, config.ffn, config.heads);
+        Ok(Self { output: block(LayerPart::Output)?, down })
     }
+
+    /// Columns of a piece of the attention output: whole heads.
+    pub(crate) fn output_piece(&self, head_dim: usize) -> usize {
+        self.output.heads(head_dim) * head_dim
+    }
+}
+
+/// The longest piece of whole `block`s that leaves each of `most` ranks one.
+fn long_piece(block: usize, columns: usize, most: usize) -> usize {
+    let doubled = std::iter::successors(Some(block), |piece| Some(piece * 2));
+    let fits = |piece: &usize| columns.is_multiple_of(*piece) && columns / piece >= most;
+    doubled.take_while(|&piece| piece == block || piece <= LONG_PIECE).filter(fits).last().unwrap_or(block)
 }
 
 impl Block {

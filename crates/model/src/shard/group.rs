@@ -4,7 +4,6 @@
 use hawser_device::collective::{
     CallTimer, Collective, CollectiveError, Reduce, StepTag, Timed, Traffic, Values,
 };
-use hawser_device::linear::Write;
 
 /// One rank's end of the group it runs in.
 #[derive(Debug)]
@@ -40,16 +39,10 @@ impl Group {
         }
     }
 
-    /// How a rank writes its part of a product into the residual stream before [`Group::sum`]: the leader adds it to
-    /// what is there, the others put it in its place, so that the sum over ranks has the residual once.
-    pub(crate) fn residual(&self) -> Write {
-        if self.rank() == 0 { Write::Add } else { Write::Store }
-    }
-
     /// Leaves the sum over ranks in `values`, on every rank.
-    pub(crate) fn sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
+    pub(crate) fn sum(&mut self, values: Values<'_>) -> Result<(), CollectiveError> {
         match &mut self.ranks {
-            Some(ranks) => ranks.all_reduce(Values::F32(values), Reduce::Sum),
+            Some(ranks) => ranks.all_reduce(values, Reduce::Sum),
             None => Ok(()),
         }
     }

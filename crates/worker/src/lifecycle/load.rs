@@ -212,7 +212,7 @@ pub(super) fn shard_plan(checkpoint: &Checkpoint, options: &WorkerOptions) -> Re
 /// Bytes that one slot takes on each rank: keys and values of the KV heads that it holds, some of which other ranks may
 /// hold too.
 fn rank_slot_bytes(plan: &ShardPlan, config: &ModelConfig, row_type: RowType) -> Vec<usize> {
-    let held = |rank| plan.rank(rank).map_or(0, |shard| shard.heads.held());
+    let held = |rank| plan.rank(rank).map_or(0, |shard| shard.heads.kv.len());
     let bytes = |rank| 2 * config.layers * held(rank) * config.head_dim * row_type.bytes();
     (0..plan.world()).map(bytes).collect()
 }

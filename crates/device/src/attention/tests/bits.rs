@@ -57,7 +57,8 @@ proptest! {
         let alone = Threads::new(NonZeroUsize::MIN);
         let mut scratch = AttendScratch::default();
         for isa in Isa::available() {
-            let call = AttendCall { kv: &kv, layer: LAYER, spans: &spans, q: &q, heads: kv_heads * group, isa };
+            let heads = QueryHeads::whole(kv_heads * group, kv_heads);
+            let call = AttendCall { kv: &kv, layer: LAYER, spans: &spans, q: &q, heads, isa };
             let mut together = vec![9.0; q.len()];
             attend(&pool, &call, &mut together, &mut scratch);
             let mut expected = vec![9.0; q.len()];
@@ -80,5 +81,50 @@ fn an_empty_batch_and_an_empty_span_do_nothing() {
     for spans in [vec![], vec![Span { rows: 0..0, context: &context, own: &[] }]] {
         attend(&threads, &case.call(&spans, &case.q, Isa::best()), &mut out, &mut AttendScratch::default());
         assert!(out.iter().all(|&x| x == 7.0));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// A shard that begins or ends inside the query heads of a KV head computes its heads as one machine does.
+    #[test]
+    fn heads_of_a_shard_have_the_bits_of_the_whole(
+        seed: u64, kv_heads in 1usize..4, group in 1usize..5, rows in 1usize..9, positions in 20usize..600,
+        cut in proptest::array::uniform2(any::<prop::sample::Index>()),
+    ) {
+        let sizes = Sizes { kv_heads, group, head_dim: 16, positions, rows, live_percent: 80 };
+        let rows = rows.min(positions);
+        let case = Case::new(seed, Sizes { rows, ..sizes }, RowType::F16);
+        let (heads, dim) = (case.heads(), sizes.head_dim);
+        let [a, b] = cut.map(|cut| cut.index(heads));
+        let kept = a.min(b)..a.max(b) + 1;
+        let held = kept.start / group..kept.end.div_ceil(group);
+        let taken = |x: &[f32]| -> Vec<f32> {
+            x.chunks_exact(heads * dim).flat_map(|row| &row[kept.start * dim..kept.end * dim]).copied().collect()
+        };
+        let shape = KvShape { kv_heads: held.len(), ..case.kv.shape() };
+        let mut kv = KvRows::new(shape, case.kv.row_type()).unwrap();
+        let mut row = vec![0; case.kv.head_bytes()];
+        for layer in 0..shape.layers {
+            for slot in (1..shape.slots as u32).map(SlotId) {
+                for (at, head) in held.clone().enumerate() {
+                    case.kv.read_bits(layer, slot, head, &mut row);
+                    kv.write_bits(layer, slot, at, &row);
+                }
+            }
+        }
+        let q = taken(&case.q);
+        let context = case.live_before(positions - rows);
+        let spans = [Span { rows: 0..rows, context: &context, own: &case.slots[positions - rows..] }];
+        for isa in Isa::available() {
+            let whole = case.attend(2, isa, &[rows]);
+            let heads = QueryHeads::shard(&kept, group);
+            let call = AttendCall { kv: &kv, layer: LAYER, spans: &spans, q: &q, heads, isa };
+            let mut out = vec![0.0; q.len()];
+            let threads = Threads::new(NonZeroUsize::new(2).unwrap());
+            attend(&threads, &call, &mut out, &mut AttendScratch::default());
+            prop_assert_eq!(bits(&out), bits(&taken(&whole)), "{:?} {:?}", isa, kept);
+        }
     }
 }

@@ -17,6 +17,7 @@ pub(super) enum Item {
 pub(super) enum Type {
     F32,
     Bf16,
+    F64,
     I64,
 }
 
@@ -25,6 +26,7 @@ pub(super) enum Type {
 pub(super) enum Data {
     F32(Vec<f32>),
     Bf16(Vec<bf16>),
+    F64(Vec<f64>),
     I64(Vec<i64>),
 }
 
@@ -44,6 +46,7 @@ impl Data {
         match of {
             Type::F32 => Self::F32((0..len).map(float).collect()),
             Type::Bf16 => Self::Bf16((0..len).map(|i| bf16::from_f32(float(i))).collect()),
+            Type::F64 => Self::F64((0..len).map(|i| f64::from(float(i)) / 3.0).collect()),
             Type::I64 => Self::I64((0..len).map(|i| random(i) as i64).collect()),
         }
     }
@@ -52,6 +55,7 @@ impl Data {
         match self {
             Self::F32(data) => Values::F32(data),
             Self::Bf16(data) => Values::Bf16(data),
+            Self::F64(data) => Values::F64(data),
             Self::I64(data) => Values::I64(data),
         }
     }
@@ -60,6 +64,7 @@ impl Data {
         match self {
             Self::F32(data) => data.iter().map(|x| u64::from(x.to_bits())).collect(),
             Self::Bf16(data) => data.iter().map(|x| u64::from(x.to_bits())).collect(),
+            Self::F64(data) => data.iter().map(|x| x.to_bits()).collect(),
             Self::I64(data) => data.iter().map(|&x| x as u64).collect(),
         }
     }
@@ -78,12 +83,18 @@ impl Data {
             Reduce::Sum => a.wrapping_add(b),
             Reduce::Max => a.max(b),
         };
+        let double = |a: f64, b: f64| match by {
+            Reduce::Sum => a + b,
+            Reduce::Max => a.max(b),
+        };
         let column = |i: usize| parts.iter().map(move |part| part.number(i));
-        let floats = |i: usize| column(i).map(|(float, _)| float).reduce(float).unwrap();
+        let floats = |i: usize| column(i).map(|(value, _)| value as f32).reduce(float).unwrap();
+        let doubles = |i: usize| column(i).map(|(value, _)| value).reduce(double).unwrap();
         let len = 0..parts[0].len();
         match parts[0] {
             Self::F32(_) => Self::F32(len.map(floats).collect()),
             Self::Bf16(_) => Self::Bf16(len.map(|i| bf16::from_f32(floats(i))).collect()),
+            Self::F64(_) => Self::F64(len.map(doubles).collect()),
             Self::I64(_) => {
                 Self::I64(len.map(|i| column(i).map(|(_, whole)| whole).reduce(whole).unwrap()).collect())
             }
@@ -91,10 +102,11 @@ impl Data {
     }
 
     /// Value `i`, as a float or as a whole number.
-    fn number(&self, i: usize) -> (f32, i64) {
+    fn number(&self, i: usize) -> (f64, i64) {
         match self {
-            Self::F32(data) => (data[i], 0),
-            Self::Bf16(data) => (data[i].to_f32(), 0),
+            Self::F32(data) => (f64::from(data[i]), 0),
+            Self::Bf16(data) => (data[i].to_f64(), 0),
+            Self::F64(data) => (data[i], 0),
             Self::I64(data) => (0.0, data[i]),
         }
     }

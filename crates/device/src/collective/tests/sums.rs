@@ -19,7 +19,7 @@ fn lengths() -> impl Strategy<Value = usize> {
 }
 
 fn items() -> impl Strategy<Value = Item> {
-    let of = prop_oneof![Just(Type::F32), Just(Type::Bf16), Just(Type::I64)];
+    let of = prop_oneof![Just(Type::F32), Just(Type::Bf16), Just(Type::F64), Just(Type::I64)];
     let by = prop_oneof![Just(Reduce::Sum), Just(Reduce::Max)];
     prop_oneof![
         1 => (0u64..9).prop_map(Item::BeginStep),

@@ -2,6 +2,7 @@
 
 mod invariance;
 mod packing;
+mod pieces;
 mod reference;
 mod values;
 

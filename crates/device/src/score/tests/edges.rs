@@ -91,7 +91,7 @@ fn bugs_of_the_caller_are_caught() {
         (ScoreCall { candidates: &beyond, ..call }, "are keys"),
         (ScoreCall { visible: &[1, 2, 301], ..call }, "no row sees more"),
         (ScoreCall { visible: &[1, 2], ..call }, "2 rows"),
-        (ScoreCall { heads: 3, ..call }, "3 heads"),
+        (ScoreCall { heads: QueryHeads::whole(3, 3), ..call }, "KV heads"),
         (ScoreCall { pool: even, ..call }, "no middle"),
     ] {
         let outcome = std::panic::catch_unwind(|| scored(&bad, 2, &mut ScoreScratch::default()));

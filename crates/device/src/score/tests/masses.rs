@@ -19,7 +19,15 @@ impl Span<'_> {
     fn mass(&self, threads: usize, isa: Isa, out: &mut [i64], scratch: &mut ScoreScratch) -> Scored {
         let (context, own) = self.case.keys.split_at(self.case.keys.len() - self.rows);
         let Case { kv, sizes, .. } = self.case;
-        let call = MassCall { kv, layer: self.layer, context, own, q: self.q(), heads: sizes.heads(), isa };
+        let call = MassCall {
+            kv,
+            layer: self.layer,
+            context,
+            own,
+            q: self.q(),
+            heads: QueryHeads::whole(sizes.heads(), sizes.kv_heads),
+            isa,
+        };
         mass(&pool_of(threads), &call, out, scratch)
     }
 
@@ -104,7 +112,8 @@ proptest! {
                     .flat_map(|row| kept.iter().flat_map(|head| &row[head * sizes.head_dim..][..sizes.head_dim]))
                     .copied()
                     .collect();
-                let call = MassCall { kv: &case.kv, layer: 0, context, own, q: &q, heads: kept.len(), isa };
+                let heads = QueryHeads::whole(kept.len(), sizes.kv_heads);
+                let call = MassCall { kv: &case.kv, layer: 0, context, own, q: &q, heads, isa };
                 mass(&pool_of(2), &call, &mut sums, &mut ScoreScratch::default());
             }
             prop_assert_eq!(&sums, &expected, "{:?}", isa);

@@ -67,6 +67,7 @@ fn type_of(kind: Kind) -> c_uint {
         Kind::F32 => ncclDataType_t::ncclFloat32,
         Kind::Bf16 => ncclDataType_t::ncclBfloat16,
         Kind::I64 => ncclDataType_t::ncclInt64,
+        Kind::F64 => ncclDataType_t::ncclFloat64,
     };
     code as c_uint
 }

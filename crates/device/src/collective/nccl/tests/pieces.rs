@@ -30,6 +30,7 @@ pub(super) fn reduce(kind: Kind, by: Reduce, parts: &[Vec<u8>]) -> Vec<u8> {
     match kind {
         Kind::F32 => fold::<f32>(parts, by, |a, b| a + b),
         Kind::Bf16 => fold::<bf16>(parts, by, |a, b| a + b),
+        Kind::F64 => fold::<f64>(parts, by, |a, b| a + b),
         Kind::I64 => fold::<i64>(parts, by, i64::wrapping_add),
     }
 }
@@ -59,7 +60,7 @@ fn any_op() -> impl Strategy<Value = Op> {
 }
 
 fn any_kind() -> impl Strategy<Value = Kind> {
-    prop_oneof![Just(Kind::F32), Just(Kind::Bf16), Just(Kind::I64)]
+    prop_oneof![Just(Kind::F32), Just(Kind::Bf16), Just(Kind::F64), Just(Kind::I64)]
 }
 
 type Called = (u64, u64, u64, Option<Op>, Kind, Vec<usize>);
@@ -81,6 +82,7 @@ fn tag((epoch, step, seq, op, kind, counts): &Called) -> Call {
         Some(op) => match kind {
             Kind::F32 => numbering.call((*op).into(), &Values::F32(&mut vec![0.0; len])),
             Kind::Bf16 => numbering.call((*op).into(), &Values::Bf16(&mut vec![bf16::ZERO; len])),
+            Kind::F64 => numbering.call((*op).into(), &Values::F64(&mut vec![0.0; len])),
             Kind::I64 => numbering.call((*op).into(), &Values::I64(&mut vec![0; len])),
         },
     }

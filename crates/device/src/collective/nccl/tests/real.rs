@@ -49,11 +49,14 @@ fn a_group_of_one_on_a_gpu() {
             let floats: Vec<f32> = (0..len).map(|at| at as f32 / 3.0).collect();
             let halves: Vec<bf16> = floats.iter().map(|value| bf16::from_f32(*value)).collect();
             let whole: Vec<i64> = (0..len).map(|at| (at as i64) << 33).collect();
+            let doubles: Vec<f64> = floats.iter().map(|value| f64::from(*value) / 3.0).collect();
             let (mut a, mut b, mut c) = (floats.clone(), halves.clone(), whole.clone());
+            let mut d = doubles.clone();
             for by in [Reduce::Sum, Reduce::Max] {
                 nccl.all_reduce(Values::F32(&mut a), by).unwrap();
                 nccl.all_reduce(Values::Bf16(&mut b), by).unwrap();
                 nccl.all_reduce(Values::I64(&mut c), by).unwrap();
+                nccl.all_reduce(Values::F64(&mut d), by).unwrap();
                 nccl.reduce_to_leader(Values::F32(&mut a), by).unwrap();
                 nccl.reduce_to_leader(Values::Bf16(&mut b), by).unwrap();
                 nccl.reduce_to_leader(Values::I64(&mut c), by).unwrap();
@@ -65,7 +68,7 @@ fn a_group_of_one_on_a_gpu() {
             let mut gathered = vec![0.0; len];
             nccl.gather(&a, &[len], &mut gathered).unwrap();
             assert_eq!((&gathered, &a), (&floats, &floats));
-            assert_eq!((b, c), (halves, whole));
+            assert_eq!((b, c, d), (halves, whole, doubles));
         }
         nccl.abort_handle().abort("enough");
         let ended = CollectiveError::Aborted { reason: "enough".to_owned() };

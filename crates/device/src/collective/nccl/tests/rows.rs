@@ -82,6 +82,7 @@ proptest! {
         let (shape, how) = ((world, len, seed), (by, tags));
         check(shape, how, Kind::F32, f32_of, |data| Values::F32(data));
         check(shape, how, Kind::Bf16, bf16_of, |data| Values::Bf16(data));
+        check(shape, how, Kind::F64, |number| number as f64 / 8.0, |data| Values::F64(data));
         check(shape, how, Kind::I64, |number| number << 40, |data| Values::I64(data));
     }
 
