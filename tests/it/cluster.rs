@@ -140,7 +140,16 @@ pub(crate) async fn run(
     client: &Client,
     request: wire::GenerateRequest,
 ) -> Result<Answer, hawser_client::ClientError> {
-    let mut frames = client.generate(request, Some(LIMIT)).await?;
+    run_within(client, request, LIMIT).await
+}
+
+/// As [`run`], with another deadline.
+pub(crate) async fn run_within(
+    client: &Client,
+    request: wire::GenerateRequest,
+    limit: Duration,
+) -> Result<Answer, hawser_client::ClientError> {
+    let mut frames = client.generate(request, Some(limit)).await?;
     let (mut group, mut text, mut tokens) = (String::new(), String::new(), Vec::new());
     while let Some(frame) = frames.next().await? {
         match frame {

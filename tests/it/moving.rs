@@ -16,7 +16,7 @@ use hawser_worker::session::{History, Transcript};
 use hawser_worker::{KvType, WorkerOptions};
 use v1::import_session_request::Step as Ask;
 
-use crate::cluster::{Answer, Cluster, eventually, run, token_request, words};
+use crate::cluster::{Answer, Cluster, LIMIT, eventually, run, run_within, token_request, words};
 use crate::process::{Server, connect};
 
 fn retention(policy: &str, budget_tokens: u32) -> wire::Retention {
@@ -34,10 +34,11 @@ struct Session<'a> {
     cluster: &'a Cluster,
     id: &'a str,
     keep: wire::Retention,
+    limit: Duration,
 }
 
 fn one<'a>(cluster: &'a Cluster, keep: &wire::Retention) -> Session<'a> {
-    Session { cluster, id: "s", keep: keep.clone() }
+    Session { cluster, id: "s", keep: keep.clone(), limit: LIMIT }
 }
 
 impl Session<'_> {
@@ -48,7 +49,7 @@ impl Session<'_> {
             let extent = if number == 1 { wire::Extent::Whole } else { wire::Extent::Delta };
             input.extent = extent.into();
         }
-        run(&self.cluster.client, request).await.unwrap()
+        run_within(&self.cluster.client, request, self.limit).await.unwrap()
     }
 }
 
@@ -142,7 +143,7 @@ async fn p12_running_turns_end_and_all_their_sessions_are_handed_over() {
     let mut cluster = Cluster::start(2, |options| options.share_prefixes = false).await;
     let ids: Vec<String> = (0..16).map(|n| format!("s{n}")).collect();
     fn session<'a>(cluster: &'a Cluster, id: &'a str) -> Session<'a> {
-        Session { cluster, id, keep: retention("full", 0) }
+        Session { cluster, id, keep: retention("full", 0), limit: LIMIT }
     }
     let firsts = ids.iter().map(|id| {
         let session = session(&cluster, id);
@@ -342,7 +343,8 @@ async fn how_long_a_long_pruned_session_moves() {
     let mut cluster = Cluster::start(2, |options| options.kv_slots = 9_000).await;
     // Pruned between chunks too, so that the prompt does not take minutes.
     let keep = wire::Retention { bounded: Some(true), ..retention("intent-memory", 1_024) };
-    let first = one(&cluster, &keep).turn(1, words(340, 7_900), 8).await;
+    let patient = Session { limit: Duration::from_secs(1_800), ..one(&cluster, &keep) };
+    let first = patient.turn(1, words(340, 7_900), 8).await;
     let second = one(&cluster, &keep).turn(2, words(341, 20), 8).await;
     let clock = hawser_common::clock::Clock::system();
     let worker = cluster.workers.iter().find(|worker| worker.group().as_str() == second.group).unwrap();
