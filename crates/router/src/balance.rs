@@ -23,11 +23,14 @@ const FEW: u64 = 4;
 /// with this turn, the other goes on for all turns of the session that is placed.
 const LASTING: u128 = 3;
 
+/// How many sessions a group owns.
+pub(crate) type SessionsAt<'a> = dyn Fn(&GroupId) -> u64 + 'a;
+
 /// Chooses one of `candidates`, which all may take the call. `near` are groups that hold rows which the call may share,
 /// and `sessions` says how many sessions a group owns.
 pub(crate) fn choose<'a>(
     mut candidates: Vec<&'a Member>,
-    (near, sessions): (&[GroupId], &dyn Fn(&GroupId) -> u64),
+    (near, sessions): (&[GroupId], &SessionsAt<'_>),
     now: Tick,
     rng: &mut impl Rng,
 ) -> Option<&'a Member> {

@@ -6,7 +6,7 @@ use hawser_common::clock::Tick;
 use hawser_common::{GroupId, SessionKey};
 use rand::Rng;
 
-use crate::balance;
+use crate::balance::{self, SessionsAt};
 use crate::fleet::Member;
 
 /// How a call without an owner finds its group.
@@ -30,7 +30,7 @@ pub(crate) struct Choice<'a> {
     /// Groups that hold rows which the call may share.
     pub(crate) near: &'a [GroupId],
     /// How many sessions each group owns.
-    pub(crate) sessions: &'a dyn Fn(&GroupId) -> u64,
+    pub(crate) sessions: &'a SessionsAt<'a>,
     pub(crate) session: Option<&'a SessionKey>,
     /// Choices before this one.
     pub(crate) turn: u64,

@@ -146,7 +146,7 @@ impl Load {
     fn pause(&self, stream: usize, turns: u64) -> Duration {
         let drawn = (stream as u64 ^ (turns << 20)).wrapping_mul(0xd6e8_feb8_6659_fd93);
         let drawn = (drawn ^ (drawn >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93) >> 40;
-        Duration::from_millis(2 * self.plan.think_ms).mul_f64(drawn as f64 / (1 << 24) as f64)
+        Duration::from_millis(2 * self.plan.think_ms).mul_f64(drawn as f64 / f64::from(1u32 << 24))
     }
 
     /// One turn, and whether it ended well.
