@@ -142,6 +142,25 @@ async fn chat_messages_with_their_roles_text_and_scores() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_templates_own_system_message_is_protected_as_a_given_one_is() {
+    use wire::Role::User;
+    let cluster = Cluster::start(1, |_| {}).await;
+    let client = &cluster.client;
+    let question = "The door code is 4821. ".repeat(20);
+    let request = pruned("streaming", chat_request("own", &[(User, question.as_str())], 4));
+    let answer = run(client, request).await.unwrap();
+    assert!(answer.usage().evicted_tokens > 0);
+    let inspected = client.inspect_session("own").await.unwrap();
+    let front = inspected.tokens.iter().take_while(|token| matches!(token.state(), Sink | Protected));
+    let text = String::from_utf8(front.flat_map(|token| token.text.clone()).collect()).unwrap();
+    assert_eq!(
+        text,
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+    );
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn rows_that_others_hold_are_shared_and_nobody_is_not_found() {
     let cluster = Cluster::start(1, |_| {}).await;
     let client = &cluster.client;

@@ -153,6 +153,53 @@ async fn what_comes_back_from_the_archive_is_what_went_also_after_a_demotion() {
     }
 }
 
+/// What comes back by being computed again: with an archive too small for rows, on one rank and on two, and also where
+/// the session loses its rows.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_nowhere_is_computed_again_on_any_number_of_ranks() {
+    let asked = [100, 101, 102, 100, 101].map(|seed| words(seed, 120));
+    let keep = wire::Retention { refill_tokens: Some(150), ..reviving("random", 150) };
+    let mut expected: Vec<Answer> = Vec::new();
+    for (ranks, slots) in [(1, 4_000), (2, 4_000), (2, 760)] {
+        let cluster = Cluster::start(1, |options| {
+            (options.tp, options.kv_slots, options.archive_slots) = (ranks, slots, 30);
+        })
+        .await;
+        let mut log = Vec::new();
+        let mut answers = Vec::new();
+        for (index, new) in (0..).zip(&asked) {
+            answers.push(turn(&cluster, "s", &mut log, new, &keep).await);
+            if slots < 4_000 {
+                // Every idle session is demoted.
+                run(&cluster.client, token_request("", &words(300 + index, slots - 20), 4)).await.unwrap();
+            }
+        }
+        let (mut refilled, mut rows) = (0, 0);
+        for answer in &answers {
+            let usage = answer.usage();
+            assert!(usage.revived_tokens <= 150 / 8 && usage.refill_rows <= 150, "{usage:?}");
+            assert!(usage.refilled_tokens + usage.copied_rows <= usage.revived_tokens, "{usage:?}");
+            (refilled, rows) = (refilled + usage.refilled_tokens, rows + usage.refill_rows);
+        }
+        assert!(refilled > 0 && rows >= refilled, "{refilled} of {rows}");
+        if expected.is_empty() {
+            expected = answers;
+            cluster.stop().await;
+            continue;
+        }
+        for (index, (answer, expected)) in answers.iter().zip(&expected).enumerate() {
+            assert_eq!(answer.tokens, expected.tokens, "{ranks} ranks, {slots} slots, turn {index}");
+            let (here, there) = (answer.usage(), expected.usage());
+            assert_eq!(
+                (here.revived_tokens, here.refilled_tokens, here.refill_rows),
+                (there.revived_tokens, there.refilled_tokens, there.refill_rows),
+                "{ranks} ranks, {slots} slots, turn {index}"
+            );
+        }
+        cluster.stop().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_another_session_still_has_comes_back_without_a_copy() {
     let cluster = Cluster::start(1, |_| {}).await;

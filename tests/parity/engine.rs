@@ -67,6 +67,7 @@ impl Engine {
                 rows: rows.clone(),
                 context: &feed.session.live,
                 logits: feed.logits,
+                after: 0,
                 positions: &[],
                 observe: None,
             })

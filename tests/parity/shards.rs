@@ -90,6 +90,7 @@ impl Script {
         let sequence = Sequence {
             rows: 0..rows.len(),
             context: &self.slots[..rows.start],
+            after: 0,
             positions: &positions[..rows.start],
             logits: LogitRows::All,
             observe: Some(observe),

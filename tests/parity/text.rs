@@ -224,3 +224,22 @@ fn a_growing_chat_keeps_its_tokens() -> Result<()> {
     }
     Ok(())
 }
+
+/// The demo model's template puts in a system message where none is given: it is found, and is the given one's equal.
+#[test]
+fn the_demo_models_own_system_message_is_its_preamble() -> Result<()> {
+    let (tokenizer, template) = demo()?;
+    let say = |role, text: &str| Message::text(role, text);
+    let asked = [say(Role::User, "What is 2+2?"), say(Role::Assistant, "4"), say(Role::User, "And 3+3?")];
+    for count in [1, 3] {
+        let outline = template.outline(&tokenizer, &ask(&asked[..count], true), &[], 0)?;
+        let own = tokenizer.encode_special(
+            "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n",
+        );
+        ensure!(outline.tokens[..outline.preamble] == own, "the preamble is {} tokens", outline.preamble);
+    }
+    let given = [say(Role::System, "be brief"), say(Role::User, "What is 2+2?")];
+    let outline = template.outline(&tokenizer, &ask(&given, true), &[], 0)?;
+    ensure!(outline.preamble == 0, "a message that was given is no preamble");
+    Ok(())
+}

@@ -74,8 +74,7 @@ impl ClientBuilder {
         let dial = Dial::new(&self.tls, self.keepalive)
             .map_err(|error| ClientError::Secured { uri: self.uri.clone(), cause: error.to_string() })?;
         let (uri, endpoint) = endpoint(&self.uri, &dial)?;
-        let channel = endpoint
-            .connect()
+        let channel = hawser_proto::connect(&endpoint)
             .await
             .map_err(|error| ClientError::Connect { uri: uri.clone(), cause: innermost(&error) })?;
         Ok(Client::with_bearer(channel, bearer, &uri))

@@ -159,8 +159,13 @@ impl Hawser for Fake {
                     generated_tokens: 2,
                     ..Default::default()
                 };
-                let timings =
-                    v1::Timings { queue_us: 1_000, prefill_us: 2_000, decode_us: 10_000, prune_us: 0 };
+                let timings = v1::Timings {
+                    queue_us: 1_000,
+                    prefill_us: 2_000,
+                    decode_us: 10_000,
+                    prune_us: 0,
+                    refill_us: 0,
+                };
                 let finished = v1::Finished {
                     reason: v1::FinishReason::Stop.into(),
                     usage: Some(usage),

@@ -139,7 +139,8 @@ pub fn prepare(
 }
 
 /// The name of a split in results; a trajectory without one is reported on.
-fn split_name(split: Option<Split>) -> &'static str {
+#[must_use]
+pub fn split_name(split: Option<Split>) -> &'static str {
     match split {
         Some(Split::Dev) => "dev",
         Some(Split::Test) | None => "test",

@@ -38,6 +38,9 @@ pub struct RequestOutcome {
     pub revived: usize,
     pub exchanged: usize,
     pub copied_rows: usize,
+    /// Positions that came back and were computed for it, and rows computed in all for that.
+    pub refilled: usize,
+    pub refill_rows: usize,
     /// Prompt tokens in all, those that were there and live, there and dead.
     pub prompt: usize,
     pub hit_live: usize,
@@ -232,6 +235,7 @@ fn run_request(
         outcome.revived = revived.exchanged.revived.len();
         outcome.exchanged = revived.exchanged.evicted.len();
         outcome.copied_rows = revived.copied;
+        (outcome.refilled, outcome.refill_rows) = (revived.refilled, revived.computed);
         outcome.rows_scored += (revived.scored / 2) as u64;
     }
     session.marks = marks_to(trace, request.answer.end);

@@ -196,7 +196,7 @@ fn turn(outcome: &RequestOutcome) -> TurnResult {
         events: outcome.events,
         budget_overflow: u32::from(outcome.overflow),
         revived: outcome.revived as u64,
-        refilled: 0,
+        refilled: outcome.refill_rows as u64,
         copied: outcome.copied_rows as u64,
         evicted: (outcome.evicted + outcome.exchanged) as u64,
         freed: outcome.freed as u64,

@@ -6,14 +6,18 @@ use std::ops::Range;
 use hawser_common::retention::{Policy, Retention};
 use hawser_common::{Position, SlotId};
 use hawser_kv::retention::{
-    Dead, Event, Evidence, Exchange, Marks, Observed, PruneLog, PruneRecord, Selection, Situation, exchange,
-    is_due, local_scores, revival_evidence, select,
+    Event, Evidence, Marks, Observed, PruneLog, PruneRecord, Selection, Situation, is_due, local_scores,
+    select,
 };
 use hawser_kv::{Archive, ArchiveId, EvictError, PoolExhausted, SlotMap, SlotPool};
 use hawser_model::executor::{
     Batch, Executor, LogitRows, Logits, MemoryId, Observe, Recursion, ScoreRequest, Sequence, StepError,
 };
 use thiserror::Error;
+
+mod revive;
+
+pub use revive::Revived;
 
 /// Why a replay ended early.
 #[derive(Debug, Error)]
@@ -45,6 +49,8 @@ pub struct Session {
     pub log: PruneLog,
     /// π
     pub protected: u32,
+    /// Of its rows.
+    tokens: Vec<u32>,
     memory: MemoryId,
     archive: ArchiveId,
     /// The memory is another session's.
@@ -61,16 +67,6 @@ pub struct Pruned {
     pub freed: usize,
 }
 
-/// What a revival did.
-#[derive(Clone, Debug)]
-pub struct Revived {
-    pub exchanged: Exchange,
-    /// Keys that were scored.
-    pub scored: usize,
-    /// Rows copied back.
-    pub copied: usize,
-}
-
 impl Engine {
     #[must_use]
     pub fn new(executor: Executor, chunk: usize, archive: usize) -> Self {
@@ -85,7 +81,8 @@ impl Engine {
         self.next_memory += 1;
         let (map, marks, log) = (SlotMap::new(), Marks::default(), PruneLog::default());
         let archive = self.archive.open();
-        Session { retention, map, marks, log, protected, memory, archive, borrows_memory: false }
+        let tokens = Vec::new();
+        Session { retention, map, marks, log, protected, tokens, memory, archive, borrows_memory: false }
     }
 
     /// A session without tokens that scores by the memory of `other`, which never evicts.
@@ -97,6 +94,7 @@ impl Engine {
             marks: Marks::default(),
             log: PruneLog::default(),
             protected: other.protected,
+            tokens: Vec::new(),
             memory: other.memory,
             archive: other.archive,
             borrows_memory: true,
@@ -122,6 +120,7 @@ impl Engine {
             rows: 0..tokens.len(),
             context: session.map.live(),
             logits: LogitRows::All,
+            after: 0,
             positions: &[],
             observe: None,
         };
@@ -168,10 +167,11 @@ impl Engine {
             };
             let observe = Some(Self::observe(session, start, chunk.len(), span));
             let (context, live) = (session.map.live(), session.map.live_positions());
-            let sequence = Sequence { rows, context, positions: live, logits, observe };
+            let sequence = Sequence { rows, context, after: 0, positions: live, logits, observe };
             let batch = Batch { tokens: chunk, positions: &positions, slots: &slots, sequences: &[sequence] };
             let logits = self.executor.step(&batch)?;
             session.map.append(&slots);
+            session.tokens.extend_from_slice(chunk);
             if logits.rows() > 0 {
                 out.push(logits);
             }
@@ -284,90 +284,15 @@ impl Engine {
         if session.retention.revive {
             let slot = |&position: &Position| (position, session.map.slot(position).unwrap_or(SlotId::DEAD));
             let rows: Vec<(Position, SlotId)> = evicted.iter().map(slot).collect();
+            let exact = match session.retention.refill_tokens {
+                0 => 0,
+                _ => session.log.exact().min(session.map.len()),
+            };
             let mut moves = Vec::new();
-            self.archive.store(session.archive, &rows, &mut moves);
+            self.archive.store(session.archive, &rows, exact, &mut moves);
             moves.iter().for_each(|row| self.executor.move_row(row));
         }
         session.map.evict(evicted, &mut self.pool)
-    }
-
-    /// Brings dead positions back that the request attends to.
-    ///
-    /// # Errors
-    /// [`SessionError::Evict`], a bug.
-    pub fn revive(
-        &mut self,
-        session: &mut Session,
-        span: &Range<u32>,
-    ) -> Result<Option<Revived>, SessionError> {
-        let retention = &session.retention;
-        let blocks: Vec<(SlotId, Vec<Position>)> = self
-            .archive
-            .blocks(session.archive)
-            .map(|block| (block.digest, block.rows.iter().map(|row| row.0).collect()))
-            .collect();
-        if !retention.revive || !retention.prunes() || blocks.is_empty() {
-            return Ok(None);
-        }
-        let len = u32::try_from(session.map.len()).expect("positions are 32-bit");
-        let budget = retention.budget_tokens;
-        let event = Event::new(&Situation {
-            retention,
-            budget,
-            live: session.map.live_positions(),
-            len,
-            protected: session.protected,
-            span: span.clone(),
-            pins: &[],
-        });
-        let first = u32::try_from(blocks.len()).expect("fewer than 2^32 blocks");
-        let index: HashMap<Position, u32> =
-            session.map.live_positions().iter().copied().zip(first..).collect();
-        let candidates: Vec<u32> = (0..first).chain(event.candidates.iter().map(|p| index[p])).collect();
-        let keys: Vec<SlotId> =
-            blocks.iter().map(|block| block.0).chain(session.map.live().iter().copied()).collect();
-        let evidence = revival_evidence(retention.policy);
-        let request = ScoreRequest {
-            memory: session.memory,
-            evidence,
-            peek: None,
-            live: &keys,
-            candidates: &candidates,
-            positions: &[],
-            aggregation: retention.aggregation,
-            keep: event.keep,
-            pool: 1,
-            causal: evidence == Evidence::Window && retention.policy != Policy::AnswerRows,
-        };
-        let Some(scores) = self.executor.score(&request)?.map(|scores| scores.values) else {
-            return Ok(None);
-        };
-        let (digests, live) = scores.split_at(blocks.len());
-        let dead: Vec<Dead> = blocks
-            .into_iter()
-            .zip(digests)
-            .map(|((_, positions), &score)| Dead { positions, score })
-            .collect();
-        let exchanged = exchange(retention, &session.marks, (&event, budget), live, &dead);
-        let scored = candidates.len();
-        let mut moves = Vec::new();
-        let mut rows = Vec::new();
-        let mut at = exchanged.revived.iter().peekable();
-        while let Some(&position) = at.next() {
-            let Some(block) = self.archive.take(session.archive, position) else { continue };
-            let slots = self.pool.allocate(block.rows.len())?;
-            for (&(position, from), to) in block.rows.iter().zip(slots) {
-                moves.push(hawser_kv::RowMove::Copy { from, to });
-                rows.push((position, to));
-                at.next_if_eq(&&position);
-            }
-        }
-        moves.iter().for_each(|row| self.executor.move_row(row));
-        let freed = self.evict(session, &exchanged.evicted)?;
-        session.map.revive(&rows);
-        let (evicted, revived) = (exchanged.evicted.clone(), exchanged.revived.clone());
-        session.log.push(PruneRecord { at: len, evicted, revived, freed: freed as u32 });
-        Ok(Some(Revived { exchanged, scored, copied: moves.len() }))
     }
 
     /// Scores an event's candidates; `None` where nothing is remembered, and on ranks that do not lead.

@@ -157,6 +157,28 @@ impl SlotMap {
         Ok(())
     }
 
+    /// Keeps rows of dead positions aside, ascending, which [`SlotMap::unpark`] may make live. Their holding passes to
+    /// the map.
+    pub fn put_aside(&mut self, rows: &[(Position, SlotId)]) {
+        for &(position, slot) in rows {
+            let dead = self.slots.get(position.index()).is_some_and(|slot| slot.is_dead());
+            assert!(!slot.is_dead() && dead, "only a dead position's row is put aside");
+            self.parked.push((position, slot));
+        }
+        self.parked.sort_unstable();
+    }
+
+    /// Gives back what is kept aside. Returns how many slots became free.
+    pub fn drop_parked(&mut self, pool: &mut SlotPool) -> usize {
+        self.parked.drain(..).filter(|&(_, slot)| pool.release(slot)).count()
+    }
+
+    /// The rows that are kept aside, ascending.
+    #[must_use]
+    pub fn parked_rows(&self) -> &[(Position, SlotId)] {
+        &self.parked
+    }
+
     /// Makes those of the positions live again that are parked.
     pub fn unpark(&mut self, positions: &[Position]) {
         let wanted = |&mut (position, _): &mut (Position, SlotId)| positions.binary_search(&position).is_ok();

@@ -10,6 +10,7 @@ mod local;
 mod log;
 mod marks;
 mod observed;
+mod refill;
 mod revive;
 mod select;
 #[cfg(test)]
@@ -20,6 +21,7 @@ pub use local::local_scores;
 pub use log::{PruneLog, PruneRecord};
 pub use marks::{Marks, Origin};
 pub use observed::Observed;
+pub use refill::{RefillRun, refill_cost, refill_runs};
 pub use revive::{Dead, Exchange, exchange, revival_evidence};
 pub use select::{Selection, select};
 

@@ -13,6 +13,7 @@
 //! offered to some group, which learns the owner from the store and says so.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,8 +60,44 @@ pub(crate) struct Affinity {
     next_hold: u64,
     /// Each group's latest owner, kept once.
     owners: HashMap<GroupId, Arc<Owner>>,
-    /// Leases of each tenant, whose name is kept once with them. Tenants without any are not in it.
-    counts: HashMap<TenantId, u64>,
+    counts: Counts,
+}
+
+/// Leases of each tenant, whose name is kept once with them, and at each group. What has none is not in it.
+#[derive(Debug, Default)]
+struct Counts {
+    tenants: HashMap<TenantId, u64>,
+    groups: HashMap<GroupId, u64>,
+}
+
+impl Counts {
+    fn add(&mut self, tenant: &TenantId, group: &GroupId) {
+        add(&mut self.tenants, tenant);
+        add(&mut self.groups, group);
+    }
+
+    fn take(&mut self, tenant: &TenantId, group: &GroupId) {
+        take(&mut self.tenants, tenant);
+        take(&mut self.groups, group);
+    }
+}
+
+fn add<K: Clone + Eq + Hash>(counts: &mut HashMap<K, u64>, key: &K) {
+    match counts.get_mut(key) {
+        Some(count) => *count += 1,
+        None => {
+            counts.insert(key.clone(), 1);
+        }
+    }
+}
+
+fn take<K: Eq + Hash>(counts: &mut HashMap<K, u64>, key: &K) {
+    if let Some(count) = counts.get_mut(key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(key);
+        }
+    }
 }
 
 impl Affinity {
@@ -72,7 +109,7 @@ impl Affinity {
             limit,
             next_hold: 0,
             owners: HashMap::new(),
-            counts: HashMap::new(),
+            counts: Counts::default(),
         }
     }
 
@@ -168,20 +205,28 @@ impl Affinity {
     pub(crate) fn claimed(&mut self, session: SessionKey, owner: Owner) -> Option<Spent> {
         self.holds.remove(&session);
         let owner = self.shared(owner);
-        let known = self.counts.get_key_value(&session.tenant).map(|(tenant, _)| tenant.clone());
+        let known = self.counts.tenants.get_key_value(&session.tenant).map(|(tenant, _)| tenant.clone());
         let key = SessionKey { tenant: known.unwrap_or(session.tenant), session: session.session };
-        let is_new = self.leases.look(&key).is_none();
-        let spent = self.leases.insert(key.clone(), owner);
-        if is_new && self.leases.look(&key).is_some() {
-            *self.counts.entry(key.tenant).or_default() += 1;
+        if let Some(before) = self.leases.look(&key) {
+            self.counts.take(&key.tenant, &before.group);
         }
-        spent.iter().flatten().for_each(|(gone, _)| uncount(&mut self.counts, &gone.tenant));
+        let spent = self.leases.insert(key.clone(), owner);
+        // Where there is no room it is not kept.
+        if let Some(owner) = self.leases.look(&key) {
+            self.counts.add(&key.tenant, &owner.group);
+        }
+        spent.iter().flatten().for_each(|(gone, owner)| self.counts.take(&gone.tenant, &owner.group));
         spent
     }
 
     /// Sessions of a tenant that are remembered.
     pub(crate) fn sessions_of(&self, tenant: &TenantId) -> u64 {
-        self.counts.get(tenant).copied().unwrap_or(0)
+        self.counts.tenants.get(tenant).copied().unwrap_or(0)
+    }
+
+    /// Sessions of a group that are remembered, whether or not they have a turn.
+    pub(crate) fn sessions_at(&self, group: &GroupId) -> u64 {
+        self.counts.groups.get(group).copied().unwrap_or(0)
     }
 
     fn shared(&mut self, owner: Owner) -> Arc<Owner> {
@@ -196,8 +241,8 @@ impl Affinity {
     }
 
     pub(crate) fn released(&mut self, session: &SessionKey) {
-        if self.leases.remove(session).is_some() {
-            uncount(&mut self.counts, &session.tenant);
+        if let Some(owner) = self.leases.remove(session) {
+            self.counts.take(&session.tenant, &owner.group);
         }
     }
 
@@ -208,7 +253,7 @@ impl Affinity {
         self.leases.retain(|session, owner| {
             let stays = owner.group != *group;
             if !stays {
-                uncount(counts, &session.tenant);
+                counts.take(&session.tenant, group);
             }
             stays
         });
@@ -231,15 +276,6 @@ impl Affinity {
         latest.holds.retain(|session, _| latest.leases.look(session).is_none());
         latest.commits = std::mem::take(&mut self.commits);
         std::mem::replace(self, latest)
-    }
-}
-
-fn uncount(counts: &mut HashMap<TenantId, u64>, tenant: &TenantId) {
-    if let Some(count) = counts.get_mut(tenant) {
-        *count -= 1;
-        if *count == 0 {
-            counts.remove(tenant);
-        }
     }
 }
 

@@ -105,6 +105,10 @@ proptest! {
             now = now.after(Duration::from_millis(300));
             prop_assert!(affinity.leases.len() <= limit && affinity.holds.len() <= limit);
             prop_assert_eq!(affinity.sessions_of(&id.tenant), affinity.leases.len() as u64);
+            for group in (0..3).map(|group| owner(group).group) {
+                let there = affinity.leases.iter().filter(|(_, owner)| owner.group == group).count();
+                prop_assert_eq!(affinity.sessions_at(&group), there as u64);
+            }
             for (session, known) in affinity.leases.iter() {
                 let held = truth.get(&session.session.as_str().parse().unwrap());
                 prop_assert_eq!(held.map(|group| owner(*group)), Some((**known).clone()));

@@ -7,6 +7,9 @@
 //! 3. Two random choices, the cheaper one wins. Two choices instead of the best: routers see loads that are a second
 //!    old, and all taking the best would pile up on it (Mitzenmacher, "The Power of Two Choices in Randomized Load
 //!    Balancing", 2001).
+//!
+//! What a group costs is what runs there now and what its sessions can be expected to run: a session stays for dozens of
+//! turns, so that who has many of them is busy later, whatever it does now.
 
 use hawser_common::GroupId;
 use hawser_common::clock::Tick;
@@ -16,59 +19,98 @@ use crate::fleet::Member;
 
 /// Sessions or calls that a group may have for the sake of a common beginning, however little the others have.
 const FEW: u64 = 4;
+/// How much more what a group's sessions can be expected to run counts than what runs there at the moment: one is over
+/// with this turn, the other goes on for all turns of the session that is placed.
+const LASTING: u128 = 3;
 
-/// Chooses one of `candidates`, which all may take the call. `near` holds rows that the call may share.
+/// How many sessions a group owns.
+pub(crate) type SessionsAt<'a> = dyn Fn(&GroupId) -> u64 + 'a;
+
+/// Chooses one of `candidates`, which all may take the call. `near` are groups that hold rows which the call may share,
+/// and `sessions` says how many sessions a group owns.
 pub(crate) fn choose<'a>(
-    candidates: Vec<&'a Member>,
-    near: &[GroupId],
+    mut candidates: Vec<&'a Member>,
+    (near, sessions): (&[GroupId], &SessionsAt<'_>),
     now: Tick,
     rng: &mut impl Rng,
 ) -> Option<&'a Member> {
-    let candidates = prefer(candidates, |member| member.shunned_until <= now);
-    let candidates = prefer(candidates, |member| !member.is_trusted(now) || room(member) > 0);
-    let share = Share::of(&candidates, now);
-    let candidates =
-        prefer(candidates, |member| near.contains(&member.record.id) && share.has_room(member, now));
-    let first = *candidates.get(index(candidates.len(), rng)?)?;
-    if candidates.len() == 1 {
-        return Some(first);
-    }
+    prefer(&mut candidates, |member| member.shunned_until <= now);
+    prefer(&mut candidates, |member| !member.is_trusted(now) || room(member) > 0);
+    let weigh = |member: &&'a Member| {
+        let (calls, sessions) = (member.calls(now), sessions(&member.record.id));
+        Weighed { member, is_trusted: member.is_trusted(now), calls, sessions }
+    };
+    let mut weighed: Vec<_> = candidates.iter().map(weigh).collect();
+    let all = Sums::of(&weighed);
+    prefer(&mut weighed, |one| near.contains(&one.member.record.id) && all.leaves_room_at(one));
+    let first = weighed.swap_remove(index(weighed.len(), rng)?);
     // The second choice is among the others.
-    let others: Vec<_> = candidates.iter().filter(|other| other.record.id != first.record.id).collect();
-    let second = **others.get(index(others.len(), rng)?)?;
-    Some(if dearer(first, second, now) { second } else { first })
+    let Some(second) = index(weighed.len(), rng).map(|at| &weighed[at]) else { return Some(first.member) };
+    Some(if all.dearer(&first, second) { second.member } else { first.member })
 }
 
 fn index(len: usize, rng: &mut impl Rng) -> Option<usize> {
     (len > 0).then(|| rng.random_range(0..len))
 }
 
-fn prefer(candidates: Vec<&Member>, good: impl Fn(&Member) -> bool) -> Vec<&Member> {
-    let preferred: Vec<_> = candidates.iter().copied().filter(|member| good(member)).collect();
-    if preferred.is_empty() { candidates } else { preferred }
+/// Keeps the good ones, where there are any.
+fn prefer<T>(candidates: &mut Vec<T>, good: impl Fn(&T) -> bool) {
+    if candidates.iter().any(&good) {
+        candidates.retain(good);
+    }
+}
+
+/// A candidate, and what it carries.
+struct Weighed<'a> {
+    member: &'a Member,
+    is_trusted: bool,
+    calls: u64,
+    sessions: u64,
 }
 
 /// What all candidates carry together, of which each has a share by the size of its pool.
-struct Share {
+struct Sums {
     calls: u64,
     sessions: u64,
     slots: u64,
 }
 
-impl Share {
-    fn of(candidates: &[&Member], now: Tick) -> Self {
-        let sum = |of: &dyn Fn(&Member) -> u64| candidates.iter().map(|member| of(member)).sum();
-        Self { calls: sum(&|member| member.calls(now)), sessions: sum(&Member::sessions), slots: sum(&slots) }
+impl Sums {
+    fn of(candidates: &[Weighed<'_>]) -> Self {
+        let sum = |of: fn(&Weighed<'_>) -> u64| candidates.iter().map(of).sum();
+        Self {
+            calls: sum(|one| one.calls),
+            sessions: sum(|one| one.sessions),
+            slots: sum(|one| slots(one.member)),
+        }
     }
 
     /// Whether one more leaves the group at no more than five quarters of its share, or at a few.
-    fn has_room(&self, member: &Member, now: Tick) -> bool {
+    fn leaves_room_at(&self, one: &Weighed<'_>) -> bool {
         let fits = |has: u64, all: u64| {
-            let (share, whole) = (u128::from(slots(member)), u128::from(self.slots));
+            let (share, whole) = (u128::from(slots(one.member)), u128::from(self.slots));
             let most = (u128::from(all + 1) * share * 5).div_ceil(whole * 4);
             u128::from(has + 1) <= most.max(u128::from(FEW))
         };
-        fits(member.calls(now), self.calls) && fits(member.sessions(), self.sessions)
+        fits(one.calls, self.calls) && fits(one.sessions, self.sessions)
+    }
+
+    /// Whether `a` costs more than `b`: load per space, and calls of this router alone where either group's word cannot
+    /// be gone by.
+    fn dearer(&self, a: &Weighed<'_>, b: &Weighed<'_>) -> bool {
+        if !(a.is_trusted && b.is_trusted) {
+            return a.member.load.count() > b.member.load.count();
+        }
+        // a.load / a.space > b.load / b.space, without dividing.
+        self.load(a).saturating_mul(space(b.member)) > self.load(b).saturating_mul(space(a.member))
+    }
+
+    /// Calls with the new one, and those to be expected of the group's sessions if they run as many as all sessions do
+    /// now; times the number of all sessions.
+    fn load(&self, one: &Weighed<'_>) -> u128 {
+        let (calls, sessions) = (u128::from(one.calls), u128::from(one.sessions));
+        let (all_calls, all_sessions) = (u128::from(self.calls), u128::from(self.sessions));
+        (calls + 1) * (all_sessions + 1) + LASTING * sessions * (all_calls + 1)
     }
 }
 
@@ -77,21 +119,15 @@ fn slots(member: &Member) -> u64 {
     member.record.capacity.slots_total.max(1)
 }
 
-/// Whether `a` costs more than `b`: calls per slot that is free or may be made free, and calls alone where either
-/// group's word cannot be gone by.
-fn dearer(a: &Member, b: &Member, now: Tick) -> bool {
-    if !(a.is_trusted(now) && b.is_trusted(now)) {
-        return a.load.count() > b.load.count();
-    }
-    // a.calls / a.room > b.calls / b.room, without dividing by what may be zero.
-    let cost = |calls: u64, other_room: u64| u128::from(calls + 1) * u128::from(other_room + 1);
-    cost(a.calls(now), room(b)) > cost(b.calls(now), room(a))
-}
-
 /// A slot that an idle session holds is worth half a free one: taking it costs that session a prefill.
 fn room(member: &Member) -> u64 {
     let capacity = &member.record.capacity;
     capacity.slots_free.saturating_add(capacity.slots_idle.div_ceil(2))
+}
+
+/// Room, and an eighth of the pool: what a pool that is all but full has left at one moment says little of the next.
+fn space(member: &Member) -> u128 {
+    u128::from(room(member)) + u128::from(slots(member).div_ceil(8))
 }
 
 #[cfg(test)]
@@ -101,6 +137,7 @@ pub(crate) mod tests {
 
     use hawser_common::group::{Capacity, GroupRecord};
     use hawser_common::{Epoch, GroupId};
+    use proptest::prelude::*;
     use rand::SeedableRng as _;
     use rand::rngs::StdRng;
 
@@ -134,7 +171,7 @@ pub(crate) mod tests {
         for _ in 0..10_000 {
             let mut members: Vec<_> = fleet.members().collect();
             members.sort_by(|a, b| a.record.id.cmp(&b.record.id));
-            let chosen = choose(members, &[], now, &mut rng).unwrap().record.id.to_string();
+            let chosen = choose(members, (&[], &|_| 0), now, &mut rng).unwrap().record.id.to_string();
             *shares.entry(chosen).or_insert(0) += 1;
         }
         shares
@@ -162,8 +199,8 @@ pub(crate) mod tests {
         assert_eq!(shares.get("c"), Some(&10_000), "{shares:?}");
         let only = fleet(&full[..1]);
         let mut rng = StdRng::seed_from_u64(1);
-        assert!(choose(only.members().collect(), &[], Tick::default(), &mut rng).is_some());
-        assert!(choose(Vec::new(), &[], Tick::default(), &mut rng).is_none());
+        assert!(choose(only.members().collect(), (&[], &|_| 0), Tick::default(), &mut rng).is_some());
+        assert!(choose(Vec::new(), (&[], &|_| 0), Tick::default(), &mut rng).is_none());
     }
 
     #[test]
@@ -206,8 +243,9 @@ pub(crate) mod tests {
             let mut members: Vec<_> = fleet.members().collect();
             members.sort_by(|a, b| a.record.id.cmp(&b.record.id));
             let known = if alike { near.as_slice() } else { &[] };
-            let group = choose(members, known, Tick::default(), &mut rng).unwrap().record.id.clone();
-            fleet.placed(&group);
+            let sessions = &|group: &GroupId| got.get(group).copied().unwrap_or(0);
+            let chosen = choose(members, (known, sessions), Tick::default(), &mut rng).unwrap();
+            let group = chosen.record.id.clone();
             *got.entry(group.clone()).or_default() += 1;
             near.retain(|held| *held != group);
             near.insert(0, group);
@@ -244,6 +282,38 @@ pub(crate) mod tests {
         }
     }
 
+    proptest! {
+        /// Whatever groups do at the moment, and whatever is left of pools that are all but full: sessions are spread
+        /// more evenly than by chance alone, which would leave one group in many with a third more than its share.
+        #[test]
+        fn sessions_are_spread_evenly_while_calls_and_room_jump_about(seed: u64, groups in 4u64..12) {
+            let mut rng = StdRng::seed_from_u64(seed);
+            let mut got: HashMap<GroupId, u64> = HashMap::new();
+            for _ in 0..100 * groups {
+                let records: Vec<_> = (0..groups)
+                    .map(|n| record(&format!("g{n}"), rng.random_range(1..30), rng.random_range(0..8)))
+                    .collect();
+                let fleet = fleet(&records);
+                let sessions = &|group: &GroupId| got.get(group).copied().unwrap_or(0);
+                let chosen = choose(fleet.members().collect(), (&[], sessions), Tick::default(), &mut rng);
+                *got.entry(chosen.unwrap().record.id.clone()).or_default() += 1;
+            }
+            let (least, most) = (got.values().min().unwrap(), got.values().max().unwrap());
+            prop_assert!(got.len() as u64 == groups && *least >= 85 && *most <= 115, "{:?}", got);
+        }
+    }
+
+    #[test]
+    fn who_owns_many_idle_sessions_is_passed_over_for_who_is_busy_with_few() {
+        let fleet = fleet(&[record("many", 500, 0), record("few", 500, 2)]);
+        let sessions = |group: &GroupId| if group.as_str() == "many" { 100 } else { 5 };
+        for seed in 0..20 {
+            let mut rng = StdRng::seed_from_u64(seed);
+            let chosen = choose(fleet.members().collect(), (&[], &sessions), Tick::default(), &mut rng);
+            assert_eq!(chosen.unwrap().record.id.as_str(), "few");
+        }
+    }
+
     #[test]
     fn a_common_beginning_is_preferred_up_to_a_bound() {
         let records: Vec<_> = (0..8).map(|i| record(&format!("g{i}"), 1000, 0)).collect();
@@ -266,7 +336,7 @@ pub(crate) mod tests {
             let mut rng = StdRng::seed_from_u64(5);
             let hits = (0..100).filter(|_| {
                 let members = fleet.members().collect();
-                choose(members, &near, Tick::default(), &mut rng).unwrap().record.id == near[0]
+                choose(members, (&near, &|_| 0), Tick::default(), &mut rng).unwrap().record.id == near[0]
             });
             hits.count()
         };

@@ -58,8 +58,6 @@ pub(crate) struct Member {
     /// Passed over until then.
     pub(crate) shunned_until: Tick,
     pub(crate) load: Arc<Load>,
-    /// Sessions that this router has placed there since it last published.
-    pub(crate) placed: u32,
     contradictions: u8,
 }
 
@@ -80,10 +78,6 @@ impl Member {
         } else {
             own
         }
-    }
-
-    pub(crate) fn sessions(&self) -> u64 {
-        self.record.capacity.sessions + u64::from(self.placed)
     }
 }
 
@@ -127,16 +121,9 @@ impl Fleet {
             };
         }
         let load = old.map(|member| member.load).unwrap_or_default();
-        let member = Member { record, reported: now, shunned_until, load, placed: 0, contradictions };
+        let member = Member { record, reported: now, shunned_until, load, contradictions };
         self.members.insert(member.record.id.clone(), member);
         contradictions >= CONTRADICTIONS && before < CONTRADICTIONS
-    }
-
-    /// A new session was placed there.
-    pub(crate) fn placed(&mut self, group: &GroupId) {
-        if let Some(member) = self.members.get_mut(group) {
-            member.placed += 1;
-        }
     }
 
     pub(crate) fn gone(&mut self, group: &GroupId, now: Tick) {
@@ -182,6 +169,12 @@ impl Fleet {
         if let Some(member) = self.members.get_mut(group) {
             member.shunned_until = now.after(SHUN_FOR);
         }
+    }
+
+    /// Whether "any model" would leave a choice. Asked for every new session, so nothing is copied.
+    pub(crate) fn has_several_models(&self) -> bool {
+        let mut names = self.members().map(|member| &member.record.model);
+        names.next().is_some_and(|first| names.any(|other| other != first))
     }
 
     /// Names of the models served, sorted, each once.

@@ -96,9 +96,12 @@ pub const METRICS: &[Metric] = &[
     AGE,
 ];
 
-/// Instruments of a router. Cheap to clone.
+/// Instruments of a router. Clones share them: every turn takes one along.
 #[derive(Clone, Debug)]
-pub(crate) struct RouterMetrics {
+pub(crate) struct RouterMetrics(Arc<Instruments>);
+
+#[derive(Debug)]
+struct Instruments {
     turns: CounterBy<Outcome>,
     calls: CounterBy<Outcome>,
     turn_time: Histogram,
@@ -114,7 +117,7 @@ pub(crate) struct RouterMetrics {
 
 impl RouterMetrics {
     pub(crate) fn new(meter: &Meter) -> Self {
-        Self {
+        Self(Arc::new(Instruments {
             turns: meter.counter_by(&TURNS),
             calls: meter.counter_by(&CALLS),
             turn_time: meter.histogram(&TURN_TIME),
@@ -126,32 +129,32 @@ impl RouterMetrics {
             open: meter.level(&OPEN),
             listings: meter.counter(&LISTINGS),
             breaks: meter.counter(&BREAKS),
-        }
+        }))
     }
 
     /// A group took a call; `added` is what finding it took besides asking.
     pub(crate) fn placed(&self, added: Duration) {
-        self.added.time(added);
+        self.0.added.time(added);
     }
 
     pub(crate) fn retried(&self, cause: Retry) {
-        self.retries.add(cause, 1);
+        self.0.retries.add(cause, 1);
     }
 
     pub(crate) fn redirected(&self) {
-        self.redirects.add(1);
+        self.0.redirects.add(1);
     }
 
     pub(crate) fn called(&self, ended: Result<(), ErrorCode>) {
-        self.calls.add(outcome(ended), 1);
+        self.0.calls.add(outcome(ended), 1);
     }
 
     pub(crate) fn listed(&self) {
-        self.listings.add(1);
+        self.0.listings.add(1);
     }
 
     pub(crate) fn lost_the_store(&self) {
-        self.breaks.add(1);
+        self.0.breaks.add(1);
     }
 }
 
@@ -230,14 +233,14 @@ impl TurnWatch {
 
     /// A group took it, and its first frame is there.
     pub(crate) fn opened(&mut self, owner: &Owner) {
-        self.metrics.first_frame.time(self.clock.now().since(self.arrived));
-        self.open = Some(self.metrics.open.enter());
+        self.metrics.0.first_frame.time(self.clock.now().since(self.arrived));
+        self.open = Some(self.metrics.0.open.enter());
         self.span.text("hawser.group", &owner.group);
         self.span.number("hawser.epoch", owner.epoch.0);
     }
 
     pub(crate) fn frame(&self) {
-        self.metrics.frames.add(1);
+        self.metrics.0.frames.add(1);
     }
 
     /// The stream ended, or never began.
@@ -256,8 +259,8 @@ impl TurnWatch {
     fn count(&self, ended: Result<(), ErrorCode>) {
         let outcome = outcome(ended);
         tracing::debug!(parent: &self.lines, outcome = outcome.name(), "turn ended");
-        self.metrics.turns.add(outcome, 1);
-        self.metrics.turn_time.time(self.clock.now().since(self.arrived));
+        self.metrics.0.turns.add(outcome, 1);
+        self.metrics.0.turn_time.time(self.clock.now().since(self.arrived));
     }
 }
 

@@ -6,7 +6,7 @@ use hawser_common::clock::Tick;
 use hawser_common::{GroupId, SessionKey};
 use rand::Rng;
 
-use crate::balance;
+use crate::balance::{self, SessionsAt};
 use crate::fleet::Member;
 
 /// How a call without an owner finds its group.
@@ -29,6 +29,8 @@ pub(crate) struct Choice<'a> {
     pub(crate) candidates: Vec<&'a Member>,
     /// Groups that hold rows which the call may share.
     pub(crate) near: &'a [GroupId],
+    /// How many sessions each group owns.
+    pub(crate) sessions: &'a SessionsAt<'a>,
     pub(crate) session: Option<&'a SessionKey>,
     /// Choices before this one.
     pub(crate) turn: u64,
@@ -37,9 +39,9 @@ pub(crate) struct Choice<'a> {
 
 impl Strategy {
     pub(crate) fn choose<'a>(self, choice: Choice<'a>, rng: &mut impl Rng) -> Option<&'a Member> {
-        let Choice { mut candidates, near, session, turn, now } = choice;
+        let Choice { mut candidates, near, sessions, session, turn, now } = choice;
         if self == Self::Balanced {
-            return balance::choose(candidates, near, now, rng);
+            return balance::choose(candidates, (near, sessions), now, rng);
         }
         candidates.sort_by(|a, b| a.record.id.cmp(&b.record.id));
         let at = |number: u64| {
@@ -72,7 +74,7 @@ mod tests {
 
     fn chosen(strategy: Strategy, fleet: &Fleet, session: Option<&SessionKey>, turn: u64) -> String {
         let candidates = fleet.members().collect();
-        let choice = Choice { candidates, near: &[], session, turn, now: Tick::default() };
+        let choice = Choice { candidates, near: &[], sessions: &|_| 0, session, turn, now: Tick::default() };
         strategy.choose(choice, &mut StdRng::seed_from_u64(1)).unwrap().record.id.to_string()
     }
 

@@ -31,7 +31,7 @@ impl Reach {
     /// Over TCP.
     #[must_use]
     pub fn tcp() -> Self {
-        Self::new(Endpoint::connect_lazy)
+        Self::new(hawser_proto::connect_lazy)
     }
 
     #[must_use]

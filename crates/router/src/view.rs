@@ -206,15 +206,16 @@ impl View {
                 Standing::Unknown => {}
             }
         }
-        if wanted.model.is_empty() && fleet.models().len() > 1 {
+        if wanted.model.is_empty() && fleet.has_several_models() {
             return Err(RouteError::WhichModel { known: fleet.models().join(", ") });
         }
-        let is_new = held.is_none();
+        let sessions = |group: &GroupId| affinity.sessions_at(group);
         let member = held.or_else(|| {
             let near = wanted.prefix.map_or(&[][..], |prefix| prefixes.groups(prefix));
             let turn = std::mem::replace(choices, choices.wrapping_add(1));
             let candidates = fleet.members().filter(may).collect();
-            strategy.choose(Choice { candidates, near, session: wanted.session, turn, now }, rng)
+            let (session, sessions) = (wanted.session, &sessions);
+            strategy.choose(Choice { candidates, near, sessions, session, turn, now }, rng)
         });
         let Some(member) = member else {
             return Err(RouteError::NoneLeft { tried: wanted.excluded.len() });
@@ -222,9 +223,6 @@ impl View {
         let mut target = Target::of(member, false);
         if let Some(session) = wanted.session {
             target.hold = affinity.hold(session, &target.owner.group);
-            if is_new {
-                fleet.placed(&target.owner.group);
-            }
         }
         Ok(target)
     }
@@ -260,6 +258,11 @@ impl View {
     /// Whether the session has an owner, or a group that its turns go to.
     pub(crate) fn is_known(&self, session: &SessionKey) -> bool {
         self.lock().affinity.is_known(session)
+    }
+
+    /// Whether the store names an owner of the session.
+    pub(crate) fn has_owner(&self, session: &SessionKey) -> bool {
+        self.lock().affinity.owner(session).is_some()
     }
 
     /// The model that the session's owner serves.

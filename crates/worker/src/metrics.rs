@@ -123,6 +123,16 @@ const FREED: Metric =
     Metric::counter("hawser.worker.freed_slots", "{slot}", "Slots that prunes gave back to the pool.");
 const REVIVED: Metric =
     Metric::counter("hawser.worker.revived_tokens", "{token}", "Positions that came back.");
+const REFILLED: Metric = Metric::counter(
+    "hawser.worker.refilled_tokens",
+    "{token}",
+    "Positions that came back and were computed again for it.",
+);
+const REFILL_ROWS: Metric = Metric::counter(
+    "hawser.worker.refill_rows",
+    "{token}",
+    "Tokens run again so that positions could come back, those that were only seen included.",
+);
 const ROWS_READ: Metric =
     Metric::counter("hawser.worker.kv_rows_read", "{row}", "Positions whose rows decode steps read.");
 const ROWS_FULL: Metric = Metric::counter(
@@ -160,6 +170,8 @@ pub const METRICS: &[Metric] = &[
     EVICTED,
     FREED,
     REVIVED,
+    REFILLED,
+    REFILL_ROWS,
     ROWS_READ,
     ROWS_FULL,
     MOVED,
@@ -187,6 +199,8 @@ pub struct WorkerMetrics {
     evicted: Counter,
     freed: Counter,
     revived: Counter,
+    refilled: Counter,
+    refill_rows: Counter,
     rows_read: Counter,
     rows_full: Counter,
     moved: CounterBy<Moved>,
@@ -222,6 +236,8 @@ impl WorkerMetrics {
             evicted: meter.counter(&EVICTED),
             freed: meter.counter(&FREED),
             revived: meter.counter(&REVIVED),
+            refilled: meter.counter(&REFILLED),
+            refill_rows: meter.counter(&REFILL_ROWS),
             rows_read: meter.counter(&ROWS_READ),
             rows_full: meter.counter(&ROWS_FULL),
             moved: meter.counter_by(&MOVED),
@@ -284,6 +300,8 @@ impl WorkerMetrics {
         self.evicted.add(usage.kept.evicted as u64);
         self.freed.add(usage.kept.freed as u64);
         self.revived.add(usage.kept.revived as u64);
+        self.refilled.add(usage.kept.refilled as u64);
+        self.refill_rows.add(usage.kept.refill_rows as u64);
         self.rows_read.add(usage.kept.rows_read);
         self.rows_full.add(usage.kept.rows_full);
     }
@@ -408,6 +426,8 @@ impl TurnWatch {
         let mut decode = self.span.child("decode", at(*first_token), at(*ended));
         decode.number("hawser.kv_rows_read", usage.kept.rows_read);
         decode.number("hawser.kv_rows_full", usage.kept.rows_full);
+        decode.number("hawser.refilled_tokens", usage.kept.refilled as u64);
+        decode.number("hawser.refill_rows", usage.kept.refill_rows as u64);
     }
 }
 

@@ -2,7 +2,7 @@
 //! nothing: what a row has seen is hashed into it, so a row over the wrong history is found at once.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail loudly")]
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::time::Duration;
@@ -11,16 +11,13 @@ use hawser_common::clock::Tick;
 use hawser_common::retention::{Policy, Retention};
 use hawser_common::{Position, SessionId, SessionKey, SlotId, TenantId};
 use hawser_kv::RowMove;
-use hawser_kv::retention::{Event, Marks, Origin, Situation, is_due, local_scores, select};
+use hawser_kv::retention::{Event, Exchange, Marks, Origin, Situation, is_due, local_scores, select};
 use hawser_worker::ranks::Tables;
 use hawser_worker::scheduler::{
-    Keep, Limits, PlanEntry, RankChange, RowState, Scheduler, SequenceId, SessionState, StepPlan, Submission,
-    Verdict,
+    EntryKind, Keep, Limits, PlanEntry, RankChange, RowState, Scheduler, SequenceId, SessionState, StepPlan,
+    Submission, Verdict,
 };
 use proptest::prelude::*;
-
-/// Slots behind the pool for rows that may come back: too few for all.
-const ARCHIVE: usize = 100;
 
 fn key(index: usize) -> SessionKey {
     SessionKey { tenant: TenantId::single(), session: SessionId::parse(&format!("s{index}")).unwrap() }
@@ -74,10 +71,23 @@ struct Running {
     /// Tokens that the session had.
     held: usize,
     reference: Reference,
+    /// Of its last revival.
+    exchanged: Exchange,
+}
+
+impl Running {
+    /// A revival that is given up before its rows were computed has not happened.
+    fn undo(&mut self) {
+        let live = &mut self.reference.live;
+        self.exchanged.revived.iter().for_each(|position| live[position.index()] = false);
+        self.exchanged.evicted.iter().for_each(|position| live[position.index()] = true);
+    }
 }
 
 struct Harness {
     scheduler: Scheduler,
+    /// Slots behind the pool for rows that may come back: too few for all.
+    archive: usize,
     retention: Retention,
     limits: Limits,
     rows: HashMap<SlotId, u64>,
@@ -88,14 +98,16 @@ struct Harness {
     next_id: u64,
     now: Tick,
     revived: usize,
+    refill_rows: usize,
 }
 
 impl Harness {
-    fn new(limits: Limits, slots: usize, retention: Retention) -> Self {
-        let scheduler = Scheduler::new(limits, slots, ARCHIVE);
+    fn new(limits: Limits, (slots, archive): (usize, usize), retention: Retention) -> Self {
+        let scheduler = Scheduler::new(limits, slots, archive);
         let (rows, running, sessions) = (HashMap::new(), HashMap::new(), vec![Reference::default(); 3]);
         Self {
             scheduler,
+            archive,
             retention,
             limits,
             rows,
@@ -104,6 +116,7 @@ impl Harness {
             next_id: 0,
             now: Tick::default(),
             revived: 0,
+            refill_rows: 0,
             tables: Tables::default(),
         }
     }
@@ -146,8 +159,16 @@ impl Harness {
         };
         if self.scheduler.submit(submission, self.now).is_ok() {
             let prompt_len = prompt.len();
-            let running =
-                Running { tokens: prompt, prompt: prompt_len, left: max_new, session, keep, held, reference };
+            let running = Running {
+                tokens: prompt,
+                prompt: prompt_len,
+                left: max_new,
+                session,
+                keep,
+                held,
+                reference,
+                exchanged: Exchange::default(),
+            };
             self.running.insert(id, running);
         }
     }
@@ -158,13 +179,18 @@ impl Harness {
         assert!(plan.rows() <= self.limits.step_tokens);
         plan.changes.iter().for_each(|change| self.change(change));
         plan.tables.iter().for_each(|change| self.tables.apply(change));
-        for entry in plan.entries.iter().filter(|entry| !entry.hint) {
+        for entry in &plan.entries {
+            if let EntryKind::Refill { aside } = &entry.kind {
+                self.refill(&plan, entry, aside);
+            }
+        }
+        for entry in plan.entries.iter().filter(|entry| entry.kind == EntryKind::Next) {
             let context = self.tables.find(entry.sequence).unwrap().slots().to_vec();
             self.compute(&plan, entry, &context);
             let (positions, slots) = (&plan.positions[entry.rows.clone()], &plan.slots[entry.rows.clone()]);
             self.tables.append(entry.sequence, positions, slots);
         }
-        for entry in plan.entries.iter().filter(|entry| !entry.hint) {
+        for entry in plan.entries.iter().filter(|entry| entry.kind == EntryKind::Next) {
             self.finish(entry);
         }
         self.scheduler.audit().unwrap();
@@ -199,6 +225,26 @@ impl Harness {
         }
         exchanged.evicted.iter().for_each(|position| live[position.index()] = false);
         self.revived += exchanged.revived.len();
+        self.running.get_mut(&id).unwrap().exchanged = exchanged;
+    }
+
+    /// Computes rows again: they are what they were, and what the session has is not written.
+    fn refill(&mut self, plan: &StepPlan, entry: &PlanEntry, aside: &[(Position, SlotId)]) {
+        let table = self.tables.find(entry.sequence).unwrap();
+        let live = table.positions().iter().copied().zip(table.slots().iter().copied());
+        let mut seen: BTreeMap<Position, SlotId> = live.chain(aside.iter().copied()).collect();
+        assert_eq!(seen.len(), table.slots().len() + aside.len(), "a row is live or kept aside");
+        for at in entry.rows.clone() {
+            let (position, slot) = (plan.positions[at], plan.slots[at]);
+            let before: Vec<SlotId> = seen.range(..position).map(|(_, slot)| *slot).collect();
+            let made = row(plan.tokens[at], position.index(), before.iter().map(|slot| self.rows[slot]));
+            let expected = &self.running[&entry.sequence].reference.rows;
+            assert_eq!(made, expected[position.index()], "{position:?} is computed again as it was");
+            assert!(seen.values().all(|held| *held != slot), "a written slot is nobody's history");
+            assert_eq!(seen.insert(position, slot), None, "what is there is not computed");
+            self.rows.insert(slot, made);
+            self.refill_rows += 1;
+        }
     }
 
     /// Computes an entry's rows from the slots it is given, and compares them with the reference's.
@@ -270,6 +316,9 @@ impl Harness {
             running.tokens.push(token);
             running.left -= 1;
             let verdict = if running.left == 0 { Verdict::Finish } else { Verdict::Continue };
+            if running.left == 0 && self.scheduler.is_refilling(entry.sequence) {
+                running.undo();
+            }
             self.scheduler.advance(entry.sequence, token, verdict, self.now);
             if verdict == Verdict::Finish {
                 let ended = self.running.remove(&entry.sequence).unwrap();
@@ -286,6 +335,9 @@ impl Harness {
         ids.sort();
         let Some(&id) = ids.get(nth) else { return };
         let started = self.scheduler.admission(id).is_some();
+        if self.scheduler.is_refilling(id) {
+            self.running.get_mut(&id).unwrap().undo();
+        }
         assert!(self.scheduler.abort(id, self.now));
         let mut ended = self.running.remove(&id).unwrap();
         if let (Some(session), true) = (ended.session, started) {
@@ -317,7 +369,7 @@ impl Harness {
             self.change(&change);
         }
         let mut rows = HashMap::new();
-        let mut target = Scheduler::new(self.limits, slots, ARCHIVE);
+        let mut target = Scheduler::new(self.limits, slots, self.archive);
         for session in 0..self.sessions.len() {
             let Some(leaving) = self.scheduler.leave(&key(session)) else { continue };
             let wire = postcard::to_allocvec(&leaving.state).unwrap();
@@ -405,6 +457,36 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Many long turns over an archive that holds digests and few rows.
+#[test]
+fn evicted_rows_that_are_nowhere_are_computed_again_as_they_were() {
+    let retention = Retention {
+        policy: Policy::Random,
+        budget_tokens: 136,
+        trigger_tokens: 8,
+        revive: true,
+        revive_margin: 0.0,
+        refill_tokens: 200,
+        ..Retention::default()
+    };
+    let limits =
+        Limits { step_tokens: 24, mixed_tokens: 9, max_running: 3, max_waiting: 8, share_prefixes: true };
+    let mut harness = Harness::new(limits, (900, 20), retention);
+    for turn in 0..8u32 {
+        for session in 0..3 {
+            let mut whole = harness.sessions[session].tokens.clone();
+            whole.extend((0..90).map(|at| 3 + (at * 7 + turn * 5 + session as u32 * 11) % 60));
+            harness.submit(Some(session), whole, 4, false);
+        }
+        // One of them is given up, wherever it is.
+        (0..3 + turn * 3).for_each(|_| harness.step());
+        harness.abort(turn as usize % 3);
+        harness.drain();
+    }
+    assert!(harness.refill_rows > 100, "{} rows were computed again", harness.refill_rows);
+    (0..3).for_each(|session| harness.check_inspection(session));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
@@ -418,14 +500,16 @@ proptest! {
         policy in prop_oneof![Just(Policy::Streaming), Just(Policy::Random), Just(Policy::Full)],
         bounded in any::<bool>(),
         revive in any::<bool>(),
+        archive in prop_oneof![Just(100usize), 0..24usize],
+        refill_tokens in prop_oneof![Just(0u32), 1..300u32],
     ) {
         let retention = Retention {
             policy, budget_tokens: budget, trigger_tokens: trigger, bounded, revive, revive_margin: 0.0,
-            ..Retention::default()
+            refill_tokens, ..Retention::default()
         };
         let limits =
             Limits { step_tokens, mixed_tokens: step_tokens, max_running, max_waiting: 8, share_prefixes: true };
-        let mut harness = Harness::new(limits, slots, retention);
+        let mut harness = Harness::new(limits, (slots, archive), retention);
         for op in ops {
             match op {
                 Op::Submit { session, prompt, goes_on, max_new, release } => {

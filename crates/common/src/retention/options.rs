@@ -45,6 +45,8 @@ pub struct Retention {
     pub revive: bool,
     /// δ: what comes back must score so much more than what goes for it, as a share.
     pub revive_margin: f32,
+    /// Most tokens that are computed again in one revival, for what comes back without a copy; 0 is off.
+    pub refill_tokens: u32,
     /// Of the random policy.
     pub seed: u64,
     /// Rows of the prompt or the answer that score.
@@ -76,6 +78,7 @@ impl Default for Retention {
             bounded: false,
             revive: false,
             revive_margin: 1.0,
+            refill_tokens: 0,
             seed: 0,
             window_rows: 32,
             mass_every: 8,
@@ -102,6 +105,9 @@ impl Coded for InvalidRetention {
 /// Most rows that score: each costs a query per layer and head.
 pub const MAX_WINDOW_ROWS: u32 = 64;
 
+/// Most tokens that a revival computes again: a bound on what a turn may cost beside its prompt.
+pub(super) const MAX_REFILL_TOKENS: u32 = 4_096;
+
 impl Retention {
     /// Whether the session is ever pruned.
     #[must_use]
@@ -120,6 +126,8 @@ impl Retention {
         whole("window_rows", window, (1..=MAX_WINDOW_ROWS).contains(&window), "1 to 64")?;
         whole("mass_every", self.mass_every, (1..=64).contains(&self.mass_every), "1 to 64")?;
         whole("pool_positions", pool, pool % 2 == 1 && pool < 64, "an odd number below 64")?;
+        let refill = self.refill_tokens;
+        whole("refill_tokens", refill, refill <= MAX_REFILL_TOKENS, "0 to 4096")?;
         whole("block_tokens", block, (1..=1_024).contains(&block), "1 to 1024")?;
         real("memory_decay", self.memory_decay, 100.0, "0 to 100")?;
         real("age_decay", self.age_decay, 100.0, "0 to 100")?;

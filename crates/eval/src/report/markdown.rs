@@ -24,6 +24,7 @@ pub fn markdown(summary: &Summary) -> String {
             page.push_str(&format!("\n### Budget {}\n\n", budget(rows[0].budget)));
             page.push_str(&budget_table(rows, &summary.baselines));
             page.push_str(&needle_table(rows));
+            page.push_str(&revival_table(rows));
         }
         page.push_str(&equal_reads(summary, &place[0].split, place[0].mode));
     }
@@ -114,6 +115,19 @@ fn needle_table(rows: &[Row]) -> String {
         [policy].into_iter().chain(numbers).chain([sessions]).collect()
     };
     format!("\nNeedles:\n\n{}", table(&columns, found.into_iter().map(cells)))
+}
+
+/// What came back, where anything did; nothing else.
+fn revival_table(rows: &[Row]) -> String {
+    let found: Vec<&Row> = rows.iter().filter(|row| row.revived > 0.0).collect();
+    if found.is_empty() {
+        return String::new();
+    }
+    let columns = ["policy", "came back, per session", "run again, of prompt tokens"].map(str::to_owned);
+    let cells = |row: &Row| {
+        vec![markdown_text(&row.policy), format!("{:.1}", row.revived), or_none(row.refilled_share, percent)]
+    };
+    format!("\nRevival:\n\n{}", table(&columns, found.into_iter().map(cells)))
 }
 
 fn versus<'a>(row: &'a Row, baseline: &str) -> Option<&'a Versus> {

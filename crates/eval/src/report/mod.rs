@@ -1,7 +1,7 @@
 //! What `hawser eval retention` writes: the file of results, what it says in short, and the forms people read.
 //!
 //! Owns the format of the result file ([`RunResult`]), its summary ([`Summary`]), the comparison at equal reads
-//! ([`equal_reads`]) and the forms of both ([`markdown`], [`json`], [`svg`]). Everything is a pure function of the
+//! ([`equal_reads()`]) and the forms of both ([`markdown()`], [`json()`], [`svg()`]). Everything is a pure function of the
 //! results: no clock, no files, no model.
 
 mod budget;

@@ -119,7 +119,7 @@ pub struct TurnResult {
     pub budget_overflow: u32,
     /// Positions that came back to life, by whatever way.
     pub revived: u64,
-    /// Those of them whose rows were computed anew.
+    /// Rows that were computed anew for that: of some of them, and of what these see.
     pub refilled: u64,
     /// Those of them whose rows were copied back from the host.
     pub copied: u64,

@@ -66,7 +66,7 @@ pub struct Row {
     pub hit_live: Option<f64>,
     /// Matched prompt tokens that were skipped because they are dead, over prompt tokens.
     pub hit_dead: Option<f64>,
-    /// Recomputed rows of revived positions, over prompt tokens: prefill, so apart from reads.
+    /// Rows computed again so that positions could come back, over prompt tokens: prefill, so apart from reads.
     pub refilled_share: Option<f64>,
     /// Positions marked dead, per session.
     pub evicted: f64,

@@ -70,6 +70,15 @@ impl PruneLog {
             Some(last) => last.then(record),
             None => self.records.push(record),
         }
+        // What was undone left no trace either.
+        self.records.pop_if(|last| last.is_nothing());
+    }
+
+    /// The last event freed so many slots more than was known when it was written down.
+    pub fn freed(&mut self, slots: usize) {
+        if let Some(last) = self.records.last_mut() {
+            last.freed += u32::try_from(slots).expect("slot ids are 32-bit");
+        }
     }
 
     /// The next event that rows from `len` on must see, if one is at `len` or later.

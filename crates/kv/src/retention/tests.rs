@@ -222,3 +222,25 @@ proptest! {
         }
     }
 }
+
+proptest! {
+    /// Whatever the budget: something is live, the newest token and the sinks among it.
+    #[test]
+    fn t4_no_prune_leaves_a_session_without_a_live_position(
+        len in 1..300u32,
+        budget in 1..80u32,
+        sink_tokens in 0..6u32,
+        span in 0..60u32,
+        policy in prop_oneof![Just(Policy::Streaming), Just(Policy::Random), Just(Policy::RolePrior)],
+    ) {
+        let options = Retention { sink_tokens, budget_tokens: budget, span_cap: true, ..retention(policy) };
+        let live = positions(0..len);
+        let span = len.saturating_sub(span)..len;
+        let event = Event::new(&Situation { budget, protected: 0, span, ..situation(&options, &live) });
+        let scores = local_scores(&options, &marks(len), &event.candidates);
+        let evicted = select(&options, &marks(len), &event, &scores).evicted;
+        prop_assert!(evicted.len() < live.len());
+        prop_assert!(!evicted.contains(&Position(len - 1)));
+        prop_assert!(evicted.iter().all(|position| position.0 >= sink_tokens));
+    }
+}

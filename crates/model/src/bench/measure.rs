@@ -147,7 +147,8 @@ fn step(
     let positions = (context.len()..).take(slots.len());
     let positions: Vec<_> =
         positions.map(|position| Position(u32::try_from(position).unwrap_or(u32::MAX))).collect();
-    let sequences = [Sequence { rows: 0..slots.len(), context, positions: &[], logits, observe: None }];
+    let sequences =
+        [Sequence { rows: 0..slots.len(), context, after: 0, positions: &[], logits, observe: None }];
     executor
         .step(&Batch { tokens: &tokens, positions: &positions, slots, sequences: &sequences })
         .map(|_| ())

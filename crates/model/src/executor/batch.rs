@@ -16,7 +16,8 @@ pub struct Batch<'a> {
     pub tokens: &'a [u32],
     /// Fixes each row's RoPE phase.
     pub positions: &'a [Position],
-    /// Where each row's key and value are written: live, distinct, and in no sequence's context.
+    /// Where each row's key and value are written: live, distinct, and in no sequence's context but for
+    /// [`Sequence::after`].
     pub slots: &'a [SlotId],
     /// Cover all rows, in order, without overlap.
     pub sequences: &'a [Sequence<'a>],
@@ -29,6 +30,8 @@ pub struct Sequence<'a> {
     pub rows: Range<usize>,
     /// Live slots of the positions before the first row, in position order.
     pub context: &'a [SlotId],
+    /// So many rows before these are of the same session: the context may hold their slots.
+    pub after: usize,
     /// Their positions, where attention mass is observed; else it may be empty.
     pub positions: &'a [Position],
     /// For which of the rows logits are wanted.
@@ -107,14 +110,14 @@ impl From<ForwardError> for StepError {
 pub(super) struct Checker {
     pub(super) vocab: usize,
     pub(super) context_length: usize,
-    /// Per slot, the last batch that wrote it.
-    written: Vec<u64>,
+    /// Per slot, the last batch that wrote it, and by which row.
+    written: Vec<(u64, usize)>,
     batch: u64,
 }
 
 impl Checker {
     pub(super) fn new(vocab: usize, context_length: usize, slots: usize) -> Self {
-        Self { vocab, context_length, written: vec![0; slots], batch: 0 }
+        Self { vocab, context_length, written: vec![(0, 0); slots], batch: 0 }
     }
 
     /// Checks everything that the kernels take for granted.
@@ -143,14 +146,17 @@ impl Checker {
         let slots = self.written.len();
         for (row, &slot) in batch.slots.iter().enumerate() {
             match self.written.get_mut(slot.index()) {
-                Some(last) if !slot.is_dead() && *last != self.batch => *last = self.batch,
+                Some(last) if !slot.is_dead() && last.0 != self.batch => *last = (self.batch, row),
                 _ => return Err(StepError::WriteSlot { row, slot: slot.0, slots }),
             }
         }
-        let readable = |slot: &SlotId| {
-            !slot.is_dead() && self.written.get(slot.index()).is_some_and(|&last| last != self.batch)
-        };
         for (index, sequence) in batch.sequences.iter().enumerate() {
+            // Keys and values of all rows are written before any row attends.
+            let start = sequence.rows.start;
+            let earlier = start.saturating_sub(sequence.after)..start;
+            let is_there = |&(last, row): &(u64, usize)| last != self.batch || earlier.contains(&row);
+            let readable =
+                |slot: &SlotId| !slot.is_dead() && self.written.get(slot.index()).is_some_and(is_there);
             if let Some(slot) = sequence.context.iter().find(|slot| !readable(slot)) {
                 return Err(StepError::ContextSlot { sequence: index, slot: slot.0, slots });
             }

@@ -3,6 +3,8 @@
 //! A template says nothing of which text came from which message. But a conversation cut after a message renders to the
 //! front of the whole one, as far as the template lets the front alone; so the common front is where the message ends.
 
+use hawser_common::chat::Role;
+
 use super::marked::{self, Piece};
 use super::template::{ChatTemplate, RenderError, RenderRequest};
 use super::tokenizer::Tokenizer;
@@ -20,6 +22,9 @@ pub struct Outline {
     pub first: usize,
     /// The end of the very first message, where that is not among them.
     pub front: usize,
+    /// What the template wrote of its own before the first message that is not a system message: a system message that
+    /// it puts in, tools. Tokens from the beginning, a system message that was given included; 0 where it wrote none.
+    pub preamble: usize,
 }
 
 impl ChatTemplate {
@@ -59,7 +64,49 @@ impl ChatTemplate {
         }
         let mut ends = in_tokens(tokenizer, &tokens, &ends, flat.len());
         let front = if front.is_some() { ends.remove(0) } else { 0 };
-        Ok(Outline { ends, tokens, first, front })
+        let preamble = self.preamble(tokenizer, request, &flat).unwrap_or(0);
+        let preamble = in_tokens(tokenizer, &tokens, &[Some(preamble)], flat.len())[0];
+        Ok(Outline { ends, tokens, first, front, preamble })
+    }
+
+    /// Bytes of the text before the first words that are neither a system message's nor the template's own. `None`: there
+    /// are none, or the template does not let them be found.
+    ///
+    /// Where the words begin, two conversations differ that differ in the words only. What is before them is the message's
+    /// header too: without tools it begins with the last special token, and does not count. With tools it does, since
+    /// some templates write tools into the first user message.
+    fn preamble(&self, tokenizer: &Tokenizer, request: &RenderRequest<'_>, flat: &str) -> Option<usize> {
+        let at = request.messages.iter().position(|message| message.role != Role::System)?;
+        if at > 0 && request.tools.is_empty() {
+            // The system message was given, and ends where the outline says.
+            return None;
+        }
+        let mut other = request.messages[..=at].to_vec();
+        let begins_so = other[at].content.trim_start().starts_with('x');
+        other[at].content = if begins_so { "y" } else { "x" }.to_owned();
+        other[at].tool_calls.clear();
+        let other = RenderRequest { messages: &other, add_generation_prompt: false, ..*request };
+        let other = self.render(tokenizer, &other).ok()?;
+        let words = common(flat, &spelled(tokenizer, other.pieces()));
+        if !request.tools.is_empty() {
+            return Some(words);
+        }
+        let mut end = 0;
+        let mut header = None;
+        for piece in other.pieces() {
+            let start = end;
+            end += match piece {
+                Piece::Special(id) => marked::spelling(tokenizer, *id).len(),
+                Piece::Plain(text) => text.len(),
+            };
+            if end > words {
+                break;
+            }
+            if matches!(piece, Piece::Special(_)) {
+                header = Some(start);
+            }
+        }
+        Some(header.unwrap_or(words))
     }
 }
 
@@ -112,7 +159,7 @@ fn in_tokens(tokenizer: &Tokenizer, tokens: &[u32], ends: &[Option<usize>], all:
 
 #[cfg(test)]
 mod tests {
-    use hawser_common::chat::{Message, Role};
+    use hawser_common::chat::{Message, Tool};
 
     use super::*;
     use crate::text::testing;
@@ -155,6 +202,43 @@ mod tests {
         let (later, _) = self::outline(CHAT, 2);
         assert_eq!((later.first, &later.ends[..]), (2, &outline.ends[2..]));
         assert_eq!(later.front, outline.ends[0], "a system message is found in any conversation");
+    }
+
+    /// What of a conversation is the template's own front.
+    fn preamble(template: &str, messages: &[Message], tools: &[Tool]) -> String {
+        let tokenizer = testing::tokenizer();
+        let template = ChatTemplate::compile(template).unwrap();
+        let request = RenderRequest { messages, tools, add_generation_prompt: true, now_unix_s: 0 };
+        let outline = template.outline(&tokenizer, &request, &[], 0).unwrap();
+        tokenizer.decode(&outline.tokens[..outline.preamble])
+    }
+
+    #[test]
+    fn what_a_template_puts_before_the_first_words_is_its_preamble() {
+        let own = format!(
+            "{{% if messages[0].role != 'system' %}}<|s|>system\nYou help<|end|>\n{{% endif %}}{CHAT}"
+        );
+        let tool =
+            Tool { name: "find".to_owned(), description: "xyz".to_owned(), parameters_json: String::new() };
+        let say = Message::text;
+        let asked = [say(Role::User, "hello"), say(Role::Assistant, "abc"), say(Role::User, "hello")];
+        assert_eq!(preamble(&own, &asked, &[]), "system\nYou help\n");
+        assert_eq!(preamble(CHAT, &asked, &[]), "", "the header of a message is no system message");
+        let given = [say(Role::System, "be brief"), say(Role::User, "")];
+        assert_eq!(preamble(&own, &given, &[]), "", "the end of a message that was given is known");
+        assert_eq!(preamble(&own, &given[..1], &[]), "");
+        // Tools in a system message of their own, and in the user's message.
+        let listed = "{% if tools %}<|s|>system\n{% for tool in tools %}{{ tool.function.name }} {% endfor %}<|end|>\n{% endif %}";
+        assert_eq!(
+            preamble(&format!("{listed}{CHAT}"), &asked, std::slice::from_ref(&tool)),
+            "system\nfind \nuser\n"
+        );
+        let inside = "{% for m in messages %}<|s|>{{ m.role }}\n{% if loop.index0 == 1 and tools %}{{ tools[0].function.name }}: {% endif %}{{ m.content }}<|end|>\n{% endfor %}";
+        let words = [say(Role::System, "be brief"), say(Role::User, "hello")];
+        assert_eq!(preamble(inside, &words, &[tool]), "system\nbe brief\nuser\nfind: ");
+        let refuses =
+            format!("{{% if messages[0].content == 'x' %}}{{{{ raise_exception('no') }}}}{{% endif %}}{own}");
+        assert_eq!(preamble(&refuses, &asked, &[]), "");
     }
 
     #[test]

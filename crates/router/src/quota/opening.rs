@@ -40,7 +40,31 @@ pub(crate) struct Held<'a> {
 
 /// Sessions that were opened here and not seen in the store yet. Bounded: by the quotas, and in time.
 #[derive(Debug, Default)]
-pub(crate) struct Openings(HashMap<TenantId, HashMap<SessionId, Tick>>);
+pub(crate) struct Openings(HashMap<TenantId, Unseen>);
+
+/// One tenant's. Those that the store has shown meanwhile go when room is short or twice as many are held as the last
+/// time: looking for them asks about each one, and is not to be paid by every session that is opened.
+#[derive(Debug, Default)]
+struct Unseen {
+    opened: HashMap<SessionId, Tick>,
+    /// How many the last sweep left.
+    left: usize,
+}
+
+impl Unseen {
+    fn is_due(&self) -> bool {
+        self.opened.len() as u64 >= UNSEEN.max(2 * self.left as u64)
+    }
+
+    fn sweep(&mut self, held: &Held<'_>, now: Tick) {
+        self.opened.retain(|session, opened| now.since(*opened) < SETTLES_IN && !(held.knows)(session));
+        self.left = self.opened.len();
+    }
+
+    fn room(&self, held: &Held<'_>, max_sessions: u64) -> Room {
+        room(self.opened.len() as u64, held.count, max_sessions)
+    }
+}
 
 impl Openings {
     /// Counts `session`, which the store does not hold, unless the tenant has no room.
@@ -52,14 +76,16 @@ impl Openings {
         now: Tick,
     ) -> Room {
         let unseen = self.0.entry(tenant.clone()).or_default();
-        unseen.retain(|session, opened| now.since(*opened) < SETTLES_IN && !(held.knows)(session));
-        let room = room(unseen.len() as u64, held.count, max_sessions);
+        if unseen.is_due() || unseen.room(held, max_sessions) != Room::Taken {
+            unseen.sweep(held, now);
+        }
+        let room = unseen.room(held, max_sessions);
         // A second call of the same session is not a second session.
-        if room == Room::Taken || unseen.contains_key(session) {
-            unseen.insert(session.clone(), now);
+        if room == Room::Taken || unseen.opened.contains_key(session) {
+            unseen.opened.insert(session.clone(), now);
             return Room::Taken;
         }
-        if unseen.is_empty() {
+        if unseen.opened.is_empty() {
             self.0.remove(tenant);
         }
         room
@@ -68,8 +94,8 @@ impl Openings {
     /// The session was not opened after all.
     pub(crate) fn failed(&mut self, tenant: &TenantId, session: &SessionId) {
         if let Some(unseen) = self.0.get_mut(tenant) {
-            unseen.remove(session);
-            if unseen.is_empty() {
+            unseen.opened.remove(session);
+            if unseen.opened.is_empty() {
                 self.0.remove(tenant);
             }
         }
@@ -77,7 +103,7 @@ impl Openings {
 
     #[cfg(test)]
     fn unseen(&self) -> usize {
-        self.0.values().map(HashMap::len).sum()
+        self.0.values().map(|unseen| unseen.opened.len()).sum()
     }
 }
 
@@ -122,7 +148,7 @@ mod tests {
                 Room::Later => panic!("the store has shown all of them"),
                 Room::Full => refused += 1,
             }
-            assert!(openings.unseen() <= 1);
+            assert!(openings.unseen() as u64 <= UNSEEN);
         }
         assert_eq!((store.len(), refused), (1_000, 99_000));
         let nothing = Held { count: 0, knows: &|_| false };
@@ -162,6 +188,24 @@ mod tests {
             }
             let over = (routers as u64 - 1) * UNSEEN;
             prop_assert!(store.len() as u64 <= max + over, "{} of {max}, {over} allowed", store.len());
+        }
+
+        /// Asking about sessions that were opened before costs a new one a few questions, however many there are.
+        #[test]
+        fn an_opened_session_is_asked_about_a_few_times(behind in 0u32..500, opened in 1u32..3_000) {
+            let (mut openings, asked) = (Openings::default(), std::cell::Cell::new(0u32));
+            for id in 0..opened {
+                let number = |session: &SessionId| session.as_str()[1..].parse::<u32>().unwrap();
+                let knows = |session: &SessionId| {
+                    asked.set(asked.get() + 1);
+                    number(session) + behind < id
+                };
+                let held = Held { count: u64::from(id.saturating_sub(behind)), knows: &knows };
+                let room = openings.open((&tenant(0), &session(id)), &held, 100_000, Tick::default());
+                prop_assert_eq!(room, Room::Taken);
+                prop_assert!(openings.unseen() as u64 <= UNSEEN.max(2 * u64::from(behind) + 2));
+            }
+            prop_assert!(asked.get() <= 4 * opened, "{} for {opened}", asked.get());
         }
 
         #[test]

@@ -112,7 +112,7 @@ impl HawserService {
             Some(_) => marked(&named, model),
             None => {
                 let marked = marked(&named, model);
-                if self.placer.view.owner(&marked).is_some() { marked } else { named }
+                if self.placer.view.has_owner(&marked) { marked } else { named }
             }
         }
     }
@@ -137,14 +137,13 @@ impl HawserService {
         deadline: Deadline,
     ) -> Result<Option<Opening<'_>>, RouteError> {
         let look = || self.room(caller, session);
-        let waiting = self.placer.view.wait(self.call_timeout, |_| look() != Some(Room::Later));
-        match look() {
-            Some(Room::Later) => {
-                deadline.bound(&self.placer.clock, waiting).await.ok_or(RouteError::Deadline)?
-            }
-            _ => true,
-        };
-        match look() {
+        let mut room = look();
+        if room == Some(Room::Later) {
+            let waiting = self.placer.view.wait(self.call_timeout, |_| look() != Some(Room::Later));
+            deadline.bound(&self.placer.clock, waiting).await.ok_or(RouteError::Deadline)?;
+            room = look();
+        }
+        match room {
             None => Ok(None),
             Some(Room::Taken) => {
                 Ok(Some(Opening { openings: &self.openings, session: Some(session.clone()) }))
@@ -160,12 +159,12 @@ impl HawserService {
     /// Whether there is room for a session that the store does not hold; `None` for one that it does.
     fn room(&self, caller: &Caller, session: &SessionKey) -> Option<Room> {
         let view = &self.placer.view;
-        if view.owner(session).is_some() {
+        if view.has_owner(session) {
             return None;
         }
         let (tenant, now) = (&caller.tenant, self.placer.clock.now());
         let key = |session: &SessionId| SessionKey { tenant: tenant.clone(), session: session.clone() };
-        let knows = |session: &SessionId| view.owner(&key(session)).is_some();
+        let knows = |session: &SessionId| view.has_owner(&key(session));
         let held = Held { count: view.sessions_of(tenant), knows: &knows };
         // Nothing under the lock can panic half-way.
         let mut openings = self.openings.lock().unwrap_or_else(PoisonError::into_inner);

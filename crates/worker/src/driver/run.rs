@@ -11,13 +11,12 @@ use hawser_model::executor::Logits;
 use tokio::sync::{mpsc, watch};
 
 mod moves;
+mod prunes;
 
 use super::command::{Command, DriverOptions, Turn, Weights};
 use crate::metrics::WorkerMetrics;
-use crate::ranks::{
-    BEAT, FormError, Formation, GroupReport, Leader, Phase, RankError, Scoring, TableChange, Traced,
-};
-use crate::scheduler::{Kept, PlanEntry, Scheduler, SequenceId, StepPlan, Verdict};
+use crate::ranks::{BEAT, FormError, Formation, GroupReport, Leader, Phase, RankError, TableChange, Traced};
+use crate::scheduler::{EntryKind, Kept, PlanEntry, Scheduler, SequenceId, StepPlan, Verdict};
 use crate::turn::{Finish, Generation, PruneTime, Timeline, TurnEnd, TurnError, TurnEvent, Usage};
 use moves::Moving;
 
@@ -28,9 +27,6 @@ const CAPACITY_PERIOD: Duration = Duration::from_millis(100);
 
 /// Epochs of a group's ranks count from here, each time that its driver starts.
 const FIRST_EPOCH: u64 = 1;
-
-/// Prunes of one turn that are told one by one: a long prompt inside a small budget may have hundreds.
-const MAX_PRUNES_TOLD: usize = 32;
 
 fn scheduler(options: &DriverOptions) -> Scheduler {
     Scheduler::new(options.limits, options.slots, options.archive_slots)
@@ -45,6 +41,8 @@ struct Running {
     /// Time spent in prunes.
     pruning: Duration,
     prunes: Vec<PruneTime>,
+    /// Of the steps that computed its evicted rows again.
+    refilling: Duration,
     /// Where its turn is traced.
     trace: Option<(u128, u64)>,
 }
@@ -59,6 +57,7 @@ impl Running {
             last_token: None,
             pruning: Duration::ZERO,
             prunes: Vec::new(),
+            refilling: Duration::ZERO,
             trace: None,
         }
     }
@@ -325,7 +324,11 @@ impl Driver {
         self.due = started.after(BEAT);
         let plan = Arc::new(plan);
         let stepped = leader.step(&plan);
-        self.metrics.step(plan.rows(), self.clock.now().since(started));
+        let took = self.clock.now().since(started);
+        self.metrics.step(plan.rows(), took);
+        for entry in plan.entries.iter().filter(|entry| matches!(entry.kind, EntryKind::Refill { .. })) {
+            self.running.entry(entry.sequence).and_modify(|turn| turn.refilling += took);
+        }
         if stepped.is_ok() {
             self.done();
         }
@@ -334,45 +337,6 @@ impl Driver {
             Ok(None) => {}
             Err(error) => self.fail_group(&error),
         }
-    }
-
-    /// Scores a sequence's history, evicts what the policy does not keep, and brings back what the request asks for.
-    fn prune(&mut self, id: SequenceId) -> Result<(), RankError> {
-        let (started, before) = (self.clock.now(), self.scheduler.kept(id));
-        let scores = match self.scheduler.scoring(id) {
-            Some(scoring) => self.score(scoring)?,
-            None => None,
-        };
-        self.scheduler.settle(id, scores);
-        if let Some(scoring) = self.scheduler.revival(id) {
-            // What the prune moved to the archive is scored there.
-            let scores = self.score(scoring)?;
-            let exchanged = self.scheduler.settle_revival(id, scores.as_deref());
-            tracing::debug!(sequence = id.0, revived = exchanged.revived.len(), "a revival was decided");
-        }
-        let (ended, after) = (self.clock.now(), self.scheduler.kept(id));
-        self.metrics.pruned(ended.since(started));
-        if let Some(turn) = self.running.get_mut(&id) {
-            turn.pruning += ended.since(started);
-            if turn.prunes.len() < MAX_PRUNES_TOLD {
-                let evicted = after.evicted.saturating_sub(before.evicted);
-                let revived = after.revived.saturating_sub(before.revived);
-                turn.prunes.push(PruneTime { from: started, to: ended, evicted, revived });
-            }
-        }
-        Ok(())
-    }
-
-    fn score(&mut self, scoring: Scoring) -> Result<Option<Vec<i64>>, RankError> {
-        let changes = self.scheduler.take_changes();
-        self.enter(Phase::Scoring);
-        let Some(leader) = &mut self.leader else { return Ok(None) };
-        let scores = leader.score(changes, scoring)?;
-        self.done();
-        if let Some(scores) = scores.as_ref().filter(|scores| scores.non_finite > 0) {
-            tracing::warn!(count = scores.non_finite, "scores were no numbers and count as none");
-        }
-        Ok(scores.map(|scores| scores.values))
     }
 
     /// The group is over: every request ends with an error that allows another try, nothing is left of any session's
@@ -465,6 +429,7 @@ impl Driver {
             prefill: first.since(turn.arrived).saturating_sub(admission.queued),
             decode: now.since(first),
             pruning: turn.pruning,
+            refilling: turn.refilling,
             timeline: Timeline { arrived: turn.arrived, first_token: first, ended: now, prunes: turn.prunes },
         };
         send(&turn.events, TurnEvent::Finished(Box::new(end)));

@@ -6,8 +6,9 @@
 use std::time::Duration;
 
 use hawser_common::clock::Clock;
-use hawser_common::{Coded, ErrorCode};
+use hawser_common::{Coded, ErrorCode, Position, SlotId};
 use hawser_device::collective::{CollectiveError, StepTag};
+use hawser_kv::retention::{RefillRun, refill_runs};
 use hawser_model::executor::{Batch, LogitRows, Logits, MemoryState, Scores, Sequence, StepError};
 use thiserror::Error;
 
@@ -16,7 +17,7 @@ use super::engine::{Engine, EngineFigures};
 use super::report::RankFigures;
 use super::tables::{Table, Tables};
 use super::traced::{RankWatch, Spans};
-use crate::scheduler::StepPlan;
+use crate::scheduler::{EntryKind, PlanEntry, StepPlan};
 
 /// Why a rank cannot go on. The group is over.
 #[derive(Debug, Error)]
@@ -195,21 +196,30 @@ impl Rank {
         if plan.entries.is_empty() {
             return Ok(Outcome::Nothing);
         }
+        let refills: Vec<Vec<RefillRun>> = plan.entries.iter().map(|entry| self.runs(plan, entry)).collect();
         let none = Table::default();
-        let sequences: Vec<Sequence<'_>> = plan
-            .entries
-            .iter()
-            .map(|entry| {
-                let table = self.tables.find(entry.sequence).unwrap_or(&none);
-                Sequence {
-                    rows: entry.rows.clone(),
-                    context: table.slots(),
-                    positions: table.positions(),
-                    logits: if entry.sample { LogitRows::Last } else { LogitRows::None },
-                    observe: entry.observe.clone(),
-                }
-            })
-            .collect();
+        let mut sequences = Vec::with_capacity(plan.entries.len());
+        for (entry, runs) in plan.entries.iter().zip(&refills) {
+            let table = self.tables.find(entry.sequence).unwrap_or(&none);
+            let whole = Sequence {
+                rows: entry.rows.clone(),
+                context: table.slots(),
+                after: 0,
+                positions: table.positions(),
+                logits: if entry.sample { LogitRows::Last } else { LogitRows::None },
+                observe: entry.observe.clone(),
+            };
+            sequences.extend(runs.iter().map(|run| Sequence {
+                rows: entry.rows.start + run.rows.start..entry.rows.start + run.rows.end,
+                context: &run.context,
+                after: run.rows.start,
+                positions: &[],
+                ..whole.clone()
+            }));
+            if runs.is_empty() {
+                sequences.push(whole);
+            }
+        }
         let batch = Batch {
             tokens: &plan.tokens,
             positions: &plan.positions,
@@ -218,7 +228,7 @@ impl Rank {
         };
         let logits = self.engine.step(&batch)?;
         self.spans.ran(plan, started);
-        for entry in plan.entries.iter().filter(|entry| !entry.hint) {
+        for entry in plan.entries.iter().filter(|entry| entry.kind == EntryKind::Next) {
             let (positions, slots) = (&plan.positions[entry.rows.clone()], &plan.slots[entry.rows.clone()]);
             self.tables.append(entry.sequence, positions, slots);
         }
@@ -226,6 +236,18 @@ impl Rank {
             self.engine.remember(observe.memory, recursion);
         }
         Ok(Outcome::Logits(logits))
+    }
+
+    /// The runs of rows that are computed again; none of other rows.
+    fn runs(&self, plan: &StepPlan, entry: &PlanEntry) -> Vec<RefillRun> {
+        let EntryKind::Refill { aside } = &entry.kind else { return Vec::new() };
+        let of_table = self.tables.find(entry.sequence).into_iter().flat_map(Table::rows);
+        let mut seen: Vec<(Position, SlotId)> = of_table.chain(aside.iter().copied()).collect();
+        seen.sort_unstable();
+        let positions = plan.positions[entry.rows.clone()].iter().copied();
+        let rows: Vec<(Position, SlotId)> =
+            positions.zip(plan.slots[entry.rows.clone()].iter().copied()).collect();
+        refill_runs(&seen, &rows)
     }
 
     fn score(&mut self, scoring: &Scoring) -> Result<Outcome, RankError> {

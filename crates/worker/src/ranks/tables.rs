@@ -46,7 +46,7 @@ impl Table {
         self.slots.extend_from_slice(slots);
     }
 
-    fn rows(&self) -> impl Iterator<Item = (Position, SlotId)> {
+    pub(super) fn rows(&self) -> impl Iterator<Item = (Position, SlotId)> {
         self.positions.iter().copied().zip(self.slots.iter().copied())
     }
 

@@ -17,6 +17,7 @@ mod inspect;
 mod moving;
 mod plan;
 mod prune;
+mod refill;
 mod revive;
 mod sequence;
 mod share;
@@ -35,7 +36,7 @@ use thiserror::Error;
 use cache::{Idle, SessionCache};
 pub use inspect::{Inspection, RowState};
 pub use moving::{ArrivalId, ArrivalRefused, Leaving, SessionState, Unsound, Weight};
-pub use plan::{PlanEntry, RankChange, SequenceId, StepPlan};
+pub use plan::{EntryKind, PlanEntry, RankChange, SequenceId, StepPlan};
 use sequence::Sequence;
 pub use sequence::{Admission, Keep, Kept, Submission};
 use tables::ToldTables;
@@ -160,6 +161,7 @@ impl Scheduler {
         let Some(mut sequence) = sequence else { return false };
         // One that never ran has taken nothing from its session.
         if sequence.admission.is_some() {
+            self.give_up_refill(&mut sequence);
             let held = sequence.held;
             sequence.tokens.truncate(held);
             sequence.map.truncate(held, &mut self.pool);
@@ -194,6 +196,7 @@ impl Scheduler {
     /// Decides the next step and allocates its slots. Empty: nothing can run now.
     pub fn plan(&mut self, now: Tick) -> StepPlan {
         self.hints.clear(&mut self.pool);
+        self.finish_refills();
         self.admit(now);
         let mut plan = StepPlan::default();
         self.plan_sequences(true, self.limits.step_tokens, &mut plan, now);
@@ -212,6 +215,13 @@ impl Scheduler {
             // An earlier entry may have preempted it.
             let Some(index) = self.running.iter().position(|sequence| sequence.id == id) else { continue };
             let sequence = &self.running[index];
+            if sequence.refill.is_some() {
+                // What comes back is there before the next row, which sees it.
+                if !decode {
+                    self.plan_refill(index, budget - plan.rows(), plan);
+                }
+                continue;
+            }
             let (start, pending) = (sequence.map.len(), sequence.pending());
             // Rows after a prune that happened before must see its holes: a chunk ends there.
             let before_prune =
@@ -267,7 +277,7 @@ impl Scheduler {
         plan.entries.push(PlanEntry {
             sequence: sequence.id,
             rows: first_row..first_row + count,
-            hint: false,
+            kind: EntryKind::Next,
             sample,
             observe: Self::observe(sequence, start, count, first_row),
             remember: Self::ends_span(sequence, end),
@@ -279,6 +289,8 @@ impl Scheduler {
         let mut sequence = self.running.remove(index);
         sequence.map.clear(&mut self.pool);
         (sequence.event, sequence.revives, sequence.revival) = (None, None, None);
+        // The log has what was to come back: it does when the rows are computed again.
+        sequence.refill = None;
         self.changes.extend(sequence.memory.map(RankChange::TakeBack));
         self.waiting.push_front(sequence);
     }
@@ -299,6 +311,7 @@ impl Scheduler {
         sequence.keep.marks.extend_to(len, Origin::Assistant, turn);
         if verdict == Verdict::Finish {
             let mut sequence = self.running.remove(index);
+            self.give_up_refill(&mut sequence);
             sequence.tokens.truncate(sequence.map.len());
             self.retire(sequence, now);
         } else if ends_prompt {

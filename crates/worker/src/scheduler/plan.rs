@@ -34,8 +34,7 @@ pub struct StepPlan {
 pub struct PlanEntry {
     pub sequence: SequenceId,
     pub rows: Range<usize>,
-    /// Rows of a hint: they see what the sequence's next row sees, and leave nothing behind.
-    pub hint: bool,
+    pub kind: EntryKind,
     /// The last row is the sequence's newest token: its logits give the next one.
     pub sample: bool,
     /// What is remembered of the rows' queries.
@@ -45,6 +44,18 @@ pub struct PlanEntry {
     /// A prune or a revival follows the step: scores are asked for with [`super::Scheduler::scoring`] and
     /// [`super::Scheduler::revival`].
     pub prune: bool,
+}
+
+/// What rows are to their sequence.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EntryKind {
+    /// They follow what it has.
+    Next,
+    /// Rows of a hint: they see what the sequence's next row sees, and leave nothing behind.
+    Hint,
+    /// Rows of evicted positions, computed again. Each sees all positions before it: of the table, of these rows, and of
+    /// the rows kept aside that are named here, ascending. They enter the table only when a later plan says so.
+    Refill { aside: Vec<(Position, SlotId)> },
 }
 
 /// A change of what the ranks hold besides the rows of a step: what they remember of queries, and rows that move.

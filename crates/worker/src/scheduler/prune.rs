@@ -10,7 +10,7 @@ use hawser_kv::retention::{
 use hawser_model::executor::{Observe, Recursion};
 
 use super::inspect::Scores;
-use super::plan::{PlanEntry, SequenceId, StepPlan};
+use super::plan::{EntryKind, PlanEntry, SequenceId, StepPlan};
 use super::{Scheduler, Sequence};
 use crate::ranks::Scoring;
 
@@ -93,7 +93,7 @@ impl Scheduler {
         plan.entries.push(PlanEntry {
             sequence: sequence.id,
             rows,
-            hint: true,
+            kind: EntryKind::Hint,
             sample: false,
             observe: Some(observe),
             remember: None,
@@ -211,16 +211,26 @@ impl Scheduler {
         self.prepare_revival(index);
     }
 
-    /// Marks positions dead, takes rows that nobody else uses out of the tree, and writes it down.
+    /// Evicts positions and writes it down.
     pub(super) fn evict(&mut self, index: usize, evicted: &[Position]) {
-        let Some(first) = evicted.first() else { return };
+        let Some(freed) = self.evict_rows(index, evicted) else { return };
+        let sequence = &mut self.running[index];
+        let at = Sequence::positions(sequence.map.len(), 0).start;
+        let freed = u32::try_from(freed).expect("slot ids are 32-bit");
+        sequence.log.push(PruneRecord { at, evicted: evicted.to_vec(), revived: Vec::new(), freed });
+    }
+
+    /// Marks positions dead and takes rows that nobody else uses out of the tree. Returns how many slots became free;
+    /// `None` where there is nothing to evict.
+    pub(super) fn evict_rows(&mut self, index: usize, evicted: &[Position]) -> Option<usize> {
+        let first = evicted.first()?;
         self.archive(index, evicted);
         let sequence = &mut self.running[index];
         let exact = sequence.log.exact().min(sequence.map.len());
         let before = self.pool.free();
         if let Err(refused) = sequence.map.evict(evicted, &mut self.pool) {
             debug_assert!(false, "an event names only what may be evicted: {refused}");
-            return;
+            return None;
         }
         if first.index() < exact {
             let tokens = &sequence.tokens[..exact];
@@ -229,9 +239,7 @@ impl Scheduler {
         sequence.kept.evicted += evicted.len();
         let freed = self.pool.free() - before;
         sequence.kept.freed += freed;
-        let at = Sequence::positions(sequence.map.len(), 0).start;
-        let freed = u32::try_from(freed).expect("slot ids are 32-bit");
-        sequence.log.push(PruneRecord { at, evicted: evicted.to_vec(), revived: Vec::new(), freed });
+        Some(freed)
     }
 
     /// Evicts again what was evicted before the rows from `start` on were first computed.

@@ -1,6 +1,7 @@
 //! Revival: what was evicted comes back when a request attends to it.
 //!
-//! Rows come from the prefix tree, where another session still shows them (free), or from the archive (a copy each).
+//! Rows come from the prefix tree, where another session still shows them (free), from the archive (a copy each), or from
+//! the model, which computes them again where the policy allows for that and they are exact (see [`super::refill`]).
 //! Decided after the prompt's last row and after that prompt's prune, before the first decode.
 
 use std::collections::BTreeMap;
@@ -8,12 +9,13 @@ use std::collections::BTreeMap;
 use hawser_common::retention::Policy;
 use hawser_common::{Position, SlotId};
 use hawser_kv::retention::{
-    Dead, Event, Evidence, Exchange, PruneRecord, Situation, exchange, revival_evidence,
+    Dead, Event, Evidence, Exchange, PruneRecord, Situation, exchange, refill_cost, revival_evidence,
 };
 use hawser_kv::{BLOCK_POSITIONS, RowMove};
 
 use super::plan::{RankChange, SequenceId};
 use super::prune::recursion;
+use super::refill::Refill;
 use super::{Scheduler, Sequence};
 use crate::ranks::Scoring;
 
@@ -31,6 +33,26 @@ enum Source {
     /// Held by the prefix tree: the session becomes one more holder.
     Tree(SlotId),
     Archive(SlotId),
+    /// Nowhere: it is computed again.
+    Model,
+}
+
+/// Where dead rows of a sequence are that are not in its map.
+#[derive(Debug, Default)]
+struct Elsewhere {
+    /// Of the exact positions, from the first on.
+    tree: Vec<SlotId>,
+    archive: BTreeMap<Position, SlotId>,
+    /// Dead and exact, and in neither; ascending.
+    missing: Vec<Position>,
+}
+
+impl Elsewhere {
+    fn source(&self, position: Position) -> Source {
+        let in_tree = self.tree.get(position.index()).map(|&slot| Source::Tree(slot));
+        let archived = || self.archive.get(&position).map(|&slot| Source::Archive(slot));
+        in_tree.or_else(archived).unwrap_or(Source::Model)
+    }
 }
 
 /// A revival whose scores are on their way.
@@ -65,29 +87,48 @@ impl Scheduler {
         self.running[index].revival = Some(Revival { blocks, event, budget });
     }
 
-    /// Blocks of dead positions whose rows are somewhere.
+    /// Where the rows of a sequence's dead positions are. What is missing is told only where it may be computed.
+    fn elsewhere(&self, sequence: &Sequence) -> Elsewhere {
+        let exact = sequence.log.exact().min(sequence.map.len());
+        let tree = self.tree.rows(&sequence.namespace, &sequence.tokens[..exact]);
+        let blocks = sequence.archive.into_iter().flat_map(|id| self.archive.blocks(id));
+        let archive = blocks.flat_map(|block| block.rows.iter().copied()).collect();
+        let mut found = Elsewhere { tree, archive, missing: Vec::new() };
+        if sequence.keep.retention.refill_tokens > 0 {
+            let dead = (0..exact).map(position).filter(|&at| is_dead(sequence, at));
+            found.missing = dead.filter(|&at| found.source(at) == Source::Model).collect();
+        }
+        found
+    }
+
+    /// Blocks of dead positions whose rows are somewhere, or can be computed again.
     fn revivable(&self, sequence: &Sequence) -> Vec<Revivable> {
         let released = |position: &Position| sequence.released.binary_search(position).is_ok();
-        let is_dead = |position: &Position| sequence.map.slot(*position).is_some_and(SlotId::is_dead);
-        let exact = sequence.log.exact().min(sequence.map.len());
-        let in_tree = self.tree.rows(&sequence.namespace, &sequence.tokens[..exact]);
-        let from_tree = |position: Position| in_tree.get(position.index()).map(|&slot| Source::Tree(slot));
+        let found = self.elsewhere(sequence);
+        let most = sequence.keep.retention.refill_tokens as usize;
+        let comes = |position: &Position| {
+            let is_computed = found.source(*position) == Source::Model;
+            let is_near = || {
+                found.missing.binary_search(position).is_ok()
+                    && refill_cost(&found.missing, *position) <= most
+            };
+            !released(position) && (!is_computed || is_near())
+        };
         let mut blocks: BTreeMap<u32, Revivable> = BTreeMap::new();
         for block in sequence.archive.into_iter().flat_map(|id| self.archive.blocks(id)) {
-            let source = |&(position, slot): &(Position, SlotId)| {
-                (position, from_tree(position).unwrap_or(Source::Archive(slot)))
-            };
-            let rows: Vec<(Position, Source)> =
-                block.rows.iter().map(source).filter(|(position, _)| !released(position)).collect();
-            if let Some((first, _)) = rows.first() {
+            let mut positions: Vec<Position> = block.positions().filter(comes).collect();
+            positions.sort_unstable();
+            if let Some(first) = positions.first() {
                 let number = first.0 / BLOCK_POSITIONS;
+                let rows = positions.iter().map(|&position| (position, found.source(position))).collect();
                 blocks.insert(number, Revivable { rows, keys: vec![block.digest] });
             }
         }
         let archived: Vec<u32> = blocks.keys().copied().collect();
-        for (position, &slot) in (0..).map(Position).zip(&in_tree) {
+        for (position, &slot) in (0..).map(Position).zip(&found.tree) {
             let number = position.0 / BLOCK_POSITIONS;
-            if !is_dead(&position) || released(&position) || archived.binary_search(&number).is_ok() {
+            let is_dead = is_dead(sequence, position);
+            if !is_dead || released(&position) || archived.binary_search(&number).is_ok() {
                 continue;
             }
             let block =
@@ -149,45 +190,71 @@ impl Scheduler {
         if self.bring_back(index, &revival, &chosen) { chosen } else { none }
     }
 
-    /// Copies or shares the rows of what comes back, and evicts what goes for it. Nothing happens where the pool has no
-    /// room for the copies: they are made before the others' slots are free.
+    /// Copies, shares or computes the rows of what comes back, and evicts what goes for it. Nothing happens where the pool
+    /// has no room for the copies: they are made before the others' slots are free.
     fn bring_back(&mut self, index: usize, revival: &Revival, chosen: &Exchange) -> bool {
         let blocks = revival.blocks.iter();
         let back: Vec<&Revivable> =
             blocks.filter(|block| chosen.revived.binary_search(&block.rows[0].0).is_ok()).collect();
-        let copies = back.iter().flat_map(|block| &block.rows);
-        let copies = copies.filter(|row| matches!(row.1, Source::Archive(_))).count();
-        let Ok(slots) = self.pool.allocate(copies) else { return false };
-        if back.is_empty() {
-            return false;
-        }
+        let mut wanted: Vec<(Position, Source)> =
+            back.iter().flat_map(|block| block.rows.iter().copied()).collect();
+        let count = |rows: &[(Position, Source)], is_of: fn(&Source) -> bool| {
+            rows.iter().filter(|row| is_of(&row.1)).count()
+        };
+        let copied = count(&wanted, |source| matches!(source, Source::Archive(_)));
+        let refilled = count(&wanted, |source| *source == Source::Model);
+        self.add_holes(index, &mut wanted);
+        let Some(rows) = self.hold(&wanted).filter(|_| !back.is_empty()) else { return false };
+        let computed: Vec<(Position, SlotId)> = std::iter::zip(&wanted, &rows)
+            .filter(|(wanted, _)| wanted.1 == Source::Model)
+            .map(|(_, row)| *row)
+            .collect();
         let sequence = &mut self.running[index];
-        let mut slots = slots.into_iter();
-        let mut rows = Vec::with_capacity(chosen.revived.len());
-        for &(position, source) in back.iter().flat_map(|block| &block.rows) {
-            match source {
+        sequence.map.put_aside(&rows);
+        let at = Sequence::positions(sequence.map.len(), 0).start;
+        let Exchange { revived, evicted } = chosen.clone();
+        sequence.log.push(PruneRecord { at, revived, evicted, freed: 0 });
+        let blocks = back.iter().map(|block| block.rows[0].0).collect();
+        let exchange = chosen.clone();
+        sequence.refill = Some(Refill { rows: computed, next: 0, exchange, blocks, refilled, copied });
+        self.finish_refills();
+        true
+    }
+
+    /// Adds to rows that come back what has to be there for those of them that are computed: every hole before them.
+    fn add_holes(&self, index: usize, wanted: &mut Vec<(Position, Source)>) {
+        let sequence = &self.running[index];
+        let computed = wanted.iter().filter(|row| row.1 == Source::Model);
+        let Some(last) = computed.map(|row| row.0).max() else { return };
+        let found = self.elsewhere(sequence);
+        wanted.sort_unstable_by_key(|row| row.0);
+        let holes = (0..last.0).map(Position).filter(|&at| is_dead(sequence, at));
+        let unwanted = |at: &Position| wanted.binary_search_by_key(at, |row| row.0).is_err();
+        let holes: Vec<(Position, Source)> =
+            holes.filter(unwanted).map(|at| (at, found.source(at))).collect();
+        wanted.extend(holes);
+        wanted.sort_unstable_by_key(|row| row.0);
+    }
+
+    /// Gives rows slots: shared ones, or new ones to copy to or to compute. `None`: the pool has no room.
+    fn hold(&mut self, wanted: &[(Position, Source)]) -> Option<Vec<(Position, SlotId)>> {
+        let is_new = |row: &&(Position, Source)| !matches!(row.1, Source::Tree(_));
+        let mut new = self.pool.allocate(wanted.iter().filter(is_new).count()).ok()?.into_iter();
+        let mut rows = Vec::with_capacity(wanted.len());
+        for &(position, source) in wanted {
+            let slot = match source {
                 Source::Tree(slot) => {
                     self.pool.retain(slot);
-                    rows.push((position, slot));
+                    slot
                 }
-                Source::Archive(from) => {
-                    let to = slots.next().expect("one slot per copy");
-                    self.changes.push(RankChange::Move(RowMove::Copy { from, to }));
-                    rows.push((position, to));
-                }
+                Source::Archive(_) | Source::Model => new.next().expect("one slot per copy"),
+            };
+            if let Source::Archive(from) = source {
+                self.changes.push(RankChange::Move(RowMove::Copy { from, to: slot }));
             }
+            rows.push((position, slot));
         }
-        for block in &back {
-            sequence.archive.map(|id| self.archive.take(id, block.rows[0].0));
-        }
-        sequence.map.revive(&rows);
-        sequence.kept.revived += rows.len();
-        sequence.kept.copied += copies;
-        let at = Sequence::positions(sequence.map.len(), 0).start;
-        let revived: Vec<Position> = rows.iter().map(|row| row.0).collect();
-        self.evict(index, &chosen.evicted);
-        self.running[index].log.push(PruneRecord { at, revived, ..PruneRecord::default() });
-        true
+        Some(rows)
     }
 
     /// Copies of rows that are about to be evicted go to the archive.
@@ -200,8 +267,12 @@ impl Scheduler {
         let slot = |&position: &Position| Some((position, sequence.map.slot(position)?));
         let kept = evicted.iter().filter(|position| sequence.released.binary_search(position).is_err());
         let rows: Vec<(Position, SlotId)> = kept.filter_map(slot).collect();
+        let exact = match sequence.keep.retention.refill_tokens {
+            0 => 0,
+            _ => sequence.log.exact().min(sequence.map.len()),
+        };
         let mut moves = Vec::new();
-        self.archive.store(id, &rows, &mut moves);
+        self.archive.store(id, &rows, exact, &mut moves);
         self.changes.extend(moves.into_iter().map(RankChange::Move));
     }
 
@@ -211,6 +282,14 @@ impl Scheduler {
         id.iter().for_each(|&id| self.archive.truncate(id, len, &mut moves));
         self.changes.extend(moves.into_iter().map(RankChange::Move));
     }
+}
+
+fn is_dead(sequence: &Sequence, position: Position) -> bool {
+    sequence.map.slot(position).is_some_and(SlotId::is_dead)
+}
+
+fn position(index: usize) -> Position {
+    Position(index_of(index))
 }
 
 fn index_of(length: usize) -> u32 {

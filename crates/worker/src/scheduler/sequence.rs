@@ -12,6 +12,7 @@ use hawser_model::executor::MemoryId;
 
 use super::inspect::Scores;
 use super::plan::SequenceId;
+use super::refill::Refill;
 use super::revive::Revival;
 
 /// A request as it enters the scheduler.
@@ -77,6 +78,9 @@ pub struct Kept {
     /// Positions that came back, and of them, those whose rows were copied out of the archive.
     pub revived: usize,
     pub copied: usize,
+    /// Of those that came back, the ones that were computed again, and the rows that were run for that.
+    pub refilled: usize,
+    pub refill_rows: usize,
     /// Prunes that could not reach the budget, since more was forced.
     pub overflows: u32,
 }
@@ -108,6 +112,8 @@ pub(super) struct Sequence {
     pub(super) revives: Option<u32>,
     /// A revival whose scores are on their way.
     pub(super) revival: Option<Revival>,
+    /// A revival whose rows are being computed; the log has it already.
+    pub(super) refill: Option<Refill>,
     /// Of the session's last prune that scored.
     pub(super) scores: Scores,
     /// Tokens that the session had before: an abort rolls back to them.
@@ -146,6 +152,7 @@ impl Sequence {
             archive: None,
             revives: None,
             revival: None,
+            refill: None,
             scores: Scores::default(),
             held: 0,
             admission: None,

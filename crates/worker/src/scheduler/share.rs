@@ -57,8 +57,8 @@ impl Scheduler {
         let sequences = self.running.iter().chain(&self.waiting).map(|sequence| &sequence.map);
         let kept = keep.and_then(|key| self.cache.find(key)).map(|idle| &idle.map);
         let moving = self.cache.pinned().chain(self.arrivals.values().map(|idle| &idle.map));
-        for slot in sequences.chain(kept).chain(moving).flat_map(|map| map.live()) {
-            needed[slot.index()] = true;
+        for map in sequences.chain(kept).chain(moving) {
+            map.live().iter().copied().chain(map.parked()).for_each(|slot| needed[slot.index()] = true);
         }
         let held = needed.iter().filter(|needed| **needed).count();
         self.pool.usable() - self.pool.free() - held

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Scheduler, SequenceId, StepPlan};
+use super::{EntryKind, Scheduler, SequenceId, StepPlan};
 use crate::ranks::{Table, TableChange};
 
 /// What the ranks have of one sequence.
@@ -27,13 +27,14 @@ impl Scheduler {
             told.0.remove(&sequence);
             plan.tables.push(TableChange::Drop { sequence });
         }
-        for entry in plan.entries.iter().filter(|entry| !entry.hint) {
+        for entry in plan.entries.iter().filter(|entry| entry.kind != EntryKind::Hint) {
             let Some(sequence) = running.iter().find(|sequence| sequence.id == entry.sequence) else {
                 continue;
             };
             let (map, id) = (&sequence.map, sequence.id);
-            // The step's own rows are in the map already.
-            let before = map.live().len() - entry.rows.len();
+            // The step's own rows are in the map already, but for those that are computed again.
+            let own = if entry.kind == EntryKind::Next { entry.rows.clone() } else { 0..0 };
+            let before = map.live().len() - own.len();
             let (positions, slots) = (&map.live_positions()[..before], &map.live()[..before]);
             match told.0.get(&id) {
                 Some(known) if known.version == map.version() => {}
@@ -49,7 +50,7 @@ impl Scheduler {
                 known.table.append(positions, slots);
                 known.version = map.version();
             }
-            known.table.append(&plan.positions[entry.rows.clone()], &plan.slots[entry.rows.clone()]);
+            known.table.append(&plan.positions[own.clone()], &plan.slots[own]);
         }
     }
 }

@@ -31,7 +31,7 @@ pub struct Prompt {
     pub marks: Marks,
     /// Tokens up to the end of each message; empty for token ids.
     pub ends: Vec<u32>,
-    /// π: tokens of the system message and the tools.
+    /// π: tokens of the system message and the tools, also where the template alone puts them in.
     pub protected: u32,
     /// What the turn asks: all that follows the last answer.
     pub span: Range<u32>,
@@ -130,10 +130,12 @@ fn messages_prompt(
     let ends = ends(session, &outline);
     let marks = marks(session, &outline, &messages, &ends);
     let end_of = |role| messages.iter().rposition(|message| message.role == role).map(|index| ends[index]);
-    let protected = match messages.first() {
+    let given = match messages.first() {
         Some(first) if first.role == Role::System => ends[0],
         _ => 0,
     };
+    // A template may put in a system message of its own, or tools behind the one that was given.
+    let protected = given.max(position(outline.preamble));
     let asks = end_of(Role::Assistant).unwrap_or(protected);
     let span = asks..position(outline.tokens.len());
     let history = History::Messages { messages, tools };

@@ -234,6 +234,7 @@ mod tests {
             let sequence = Sequence {
                 rows: 0..end - start,
                 context: &slots[..start],
+                after: 0,
                 positions: &[],
                 logits: LogitRows::Last,
                 observe: None,
@@ -281,8 +282,14 @@ mod tests {
     #[test]
     fn a_slot_outside_the_pool_is_refused() {
         let mut engine = engine();
-        let sequence =
-            Sequence { rows: 0..1, context: &[], positions: &[], logits: LogitRows::Last, observe: None };
+        let sequence = Sequence {
+            rows: 0..1,
+            context: &[],
+            after: 0,
+            positions: &[],
+            logits: LogitRows::Last,
+            observe: None,
+        };
         for slot in [0, u32::try_from(SLOTS).unwrap()] {
             let batch = Batch {
                 tokens: &[7],

@@ -71,6 +71,8 @@ pub struct TurnEnd {
     pub decode: Duration,
     /// Scoring and evicting.
     pub pruning: Duration,
+    /// Steps that computed evicted rows again.
+    pub refilling: Duration,
     pub timeline: Timeline,
 }
 
@@ -102,7 +104,7 @@ impl TurnEnd {
         let usage = Usage { prompt, reused: prompt, generated: tokens.len(), ..Usage::default() };
         let none = Duration::ZERO;
         let timeline = Timeline { arrived: now, first_token: now, ended: now, prunes: Vec::new() };
-        let (queued, prefill, decode, pruning) = (none, none, none, none);
-        Self { finish, tokens, text, usage, seed, queued, prefill, decode, pruning, timeline }
+        let (queued, prefill, decode, pruning, refilling) = (none, none, none, none, none);
+        Self { finish, tokens, text, usage, seed, queued, prefill, decode, pruning, refilling, timeline }
     }
 }

@@ -58,13 +58,15 @@ pub struct Groups {
     pub calls: Arc<Calls>,
     pub history: Arc<History>,
     clock: Clock,
+    claims_singly: bool,
 }
 
 impl Groups {
     /// Starts the group of this number.
     pub async fn start(&self, number: usize) -> anyhow::Result<WorkerHandle> {
         let (calls, history) = (Arc::clone(&self.calls), Arc::clone(&self.history));
-        let watched = Watched { inner: self.source.open()?, calls, history, clock: self.clock.clone() };
+        let (inner, clock) = (self.source.open()?, self.clock.clone());
+        let watched = Watched { inner, calls, history, clock, claims_singly: self.claims_singly };
         let options = WorkerOptions { group: format!("group-{number:04}"), ..self.options.clone() };
         let started = Box::pin(Worker::start(options, Arc::new(watched), self.clock.clone())).await;
         started.with_context(|| format!("cannot start group {number}"))
@@ -116,6 +118,7 @@ impl Cluster {
             calls: Arc::default(),
             history: Arc::default(),
             clock: clock.clone(),
+            claims_singly: plan.claims_singly,
         };
         let mut cluster = Self {
             routers: Vec::new(),

@@ -20,7 +20,7 @@ use tonic::transport::{Channel, Endpoint};
 use super::exchange::{Exchange, direct, routed};
 use super::history::History;
 use super::plan::Plan;
-use super::tally::{Kind, Tally};
+use super::tally::{Kind, Tally, Way};
 
 /// Tries of one turn; a session whose turn failed so often is given up.
 const TRIES: u32 = 4;
@@ -39,12 +39,19 @@ struct Session {
     owner: Option<(String, u64)>,
 }
 
+/// Leaders by the name of their group, for turns that go past the routers.
+#[derive(Default)]
+pub struct Leaders {
+    pub straight: HashMap<String, WorkerClient<Channel>>,
+    /// Through something that passes bytes on.
+    pub passing: HashMap<String, WorkerClient<Channel>>,
+}
+
 /// What all streams share.
 pub struct Load {
     pub plan: Plan,
     pub clients: Vec<Client>,
-    /// Leaders by the name of their group, for turns that go past the routers.
-    pub leaders: HashMap<String, WorkerClient<Channel>>,
+    pub leaders: Leaders,
     pub history: Arc<History>,
     pub clock: Clock,
     /// Turns that have ended well.
@@ -62,14 +69,14 @@ struct Sessions {
 /// A channel to a leader.
 pub fn leader(address: std::net::SocketAddr) -> anyhow::Result<WorkerClient<Channel>> {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).context("a leader's address")?;
-    Ok(WorkerClient::new(endpoint.tcp_nodelay(true).connect_lazy()))
+    Ok(WorkerClient::new(hawser_proto::connect_lazy(&endpoint)))
 }
 
 impl Load {
     pub fn new(
         plan: &Plan,
         clients: Vec<Client>,
-        leaders: HashMap<String, WorkerClient<Channel>>,
+        leaders: Leaders,
         (history, clock): (Arc<History>, Clock),
     ) -> anyhow::Result<Self> {
         let tenant = TenantId::single();
@@ -129,9 +136,17 @@ impl Load {
                 tally.given_up += 1;
             }
             if self.plan.think_ms > 0 {
-                tokio::time::sleep(Duration::from_millis(self.plan.think_ms)).await;
+                tokio::time::sleep(self.pause(stream, tally.turns)).await;
             }
         }
+    }
+
+    /// Nothing to twice the plan's pause, drawn. Agents that all paused for the same time would queue up behind one
+    /// another once, and come as one crowd ever after.
+    fn pause(&self, stream: usize, turns: u64) -> Duration {
+        let drawn = (stream as u64 ^ (turns << 20)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        let drawn = (drawn ^ (drawn >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93) >> 40;
+        Duration::from_millis(2 * self.plan.think_ms).mul_f64(drawn as f64 / f64::from(1u32 << 24))
     }
 
     /// One turn, and whether it ended well.
@@ -141,11 +156,12 @@ impl Load {
         let mut kind = if session.turn == 0 { Kind::First } else { Kind::Warm };
         for tried in 0..TRIES {
             let request = self.request(session, &added, whole);
-            let past_router = self.plan.direct && kind == Kind::Warm && session.turn % 2 == 1 && tried == 0;
+            let compares = self.plan.direct && kind == Kind::Warm && tried == 0;
+            let way = if compares { Way::of(session.turn) } else { Way::Router };
             let sent = self.clock.now();
-            match self.exchange(session, request, past_router).await {
+            match self.exchange(session, request, way).await {
                 Ok(exchange) => {
-                    self.settle(session, added, exchange, tally, (kind, past_router, sent));
+                    self.settle(session, added, exchange, tally, (kind, way, sent));
                     return true;
                 }
                 Err(error) if error.code == ErrorCode::SessionLost && !whole => {
@@ -167,10 +183,15 @@ impl Load {
         &self,
         session: &Session,
         request: wire::GenerateRequest,
-        past_router: bool,
+        way: Way,
     ) -> Result<Exchange, super::exchange::Failed> {
-        let leader = session.owner.as_ref().filter(|_| past_router);
-        let leader = leader.and_then(|(group, epoch)| Some((self.leaders.get(group)?, *epoch)));
+        let leaders = match way {
+            Way::Router => None,
+            Way::Straight => Some(&self.leaders.straight),
+            Way::Passing => Some(&self.leaders.passing),
+        };
+        let leader = leaders.zip(session.owner.as_ref());
+        let leader = leader.and_then(|(leaders, (group, epoch))| Some((leaders.get(group)?, *epoch)));
         match leader {
             Some((leader, epoch)) => direct(leader.clone(), epoch, request, &self.clock).await,
             None => {
@@ -188,13 +209,13 @@ impl Load {
         added: Vec<u32>,
         exchange: Exchange,
         tally: &mut Tally,
-        (kind, past_router, sent): (Kind, bool, Tick),
+        (kind, way, sent): (Kind, Way, Tick),
     ) {
         if self.plan.names_sessions() {
             self.history.served(&session.key, &exchange.group, sent, exchange.placed);
         }
         let same = session.owner.as_ref().map(|(group, _)| *group == exchange.group);
-        tally.turn(kind, past_router, same, sent, &exchange);
+        tally.turn((kind, way), same, sent, &exchange);
         session.owner = Some((exchange.group, exchange.epoch));
         session.history.extend(added);
         session.history.extend(exchange.tokens);

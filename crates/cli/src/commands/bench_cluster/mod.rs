@@ -8,6 +8,7 @@ mod drive;
 mod exchange;
 mod history;
 mod meter;
+mod passing;
 mod plan;
 mod report;
 mod run;

@@ -57,8 +57,11 @@ pub struct Plan {
     pub slots: usize,
     pub simulated: SimulatedOptions,
     pub churn: Option<Churn>,
-    /// Every second warm turn goes to the owner itself, to tell what the router adds.
+    /// Every second warm turn goes to the owner itself, to tell what the router adds; every other one of those through
+    /// something that passes bytes on.
     pub direct: bool,
+    /// Each session is claimed in a transaction of its own.
+    pub claims_singly: bool,
     #[serde(skip)]
     pub strategy: Strategy,
 }
@@ -98,6 +101,7 @@ impl Plan {
             simulated: free.clone(),
             churn: None,
             direct: false,
+            claims_singly: false,
             strategy: Strategy::Balanced,
         };
         match preset {
@@ -125,12 +129,13 @@ impl Plan {
                 sessions: at(2_200, 24),
                 streams: at(1_021, 11),
                 turns: 20,
-                shared_tokens: 1_000,
-                first_tokens: 1_000,
-                turn_tokens: 200,
-                answer_tokens: 32,
-                slots: 400_000,
-                simulated: SimulatedOptions { time_scale: 0.25, ..free },
+                shared_tokens: 300,
+                first_tokens: 150,
+                turn_tokens: 60,
+                answer_tokens: 12,
+                // Every session has room at one group, and not at two.
+                slots: 500_000,
+                simulated: SimulatedOptions { time_scale: 0.5, ..free },
                 ..base
             },
         }

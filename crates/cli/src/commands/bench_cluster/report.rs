@@ -36,17 +36,21 @@ pub struct Phase {
     pub store_calls: BTreeMap<&'static str, u64>,
 }
 
-/// What a router adds to a warm turn: from sending to the first token, without the leader's own work.
+/// What a router adds to a warm turn: from sending to the first token, without the leader's own work. Beside it, what
+/// anything in between adds that passes bytes on.
 #[derive(Debug, Default, Serialize)]
 pub struct Added {
     pub routed_turns: usize,
     pub direct_turns: usize,
+    pub passing_turns: usize,
     pub routed_p50_us: u32,
     pub routed_p99_us: u32,
     pub direct_p50_us: u32,
     pub direct_p99_us: u32,
     pub added_p50_us: u32,
     pub added_p99_us: u32,
+    pub hop_p50_us: u32,
+    pub hop_p99_us: u32,
 }
 
 /// A promise, and what was found.
@@ -90,6 +94,8 @@ pub struct Report {
     pub router_memory_bytes: Option<u64>,
     pub process_memory_bytes: u64,
     pub threads: usize,
+    /// New sessions per second where each is claimed in a transaction of its own.
+    pub claimed_singly_per_s: Option<f64>,
     pub compared: Vec<Compared>,
     pub checks: Vec<Check>,
 }
@@ -136,20 +142,28 @@ impl Phase {
 
 impl Added {
     pub fn of(tally: &Tally) -> Self {
-        let (mut routed, mut direct) = (tally.overhead_routed.clone(), tally.overhead_direct.clone());
-        routed.sort_unstable();
-        direct.sort_unstable();
-        let at = |share| (quantile(&routed, share), quantile(&direct, share));
-        let ((routed_p50_us, direct_p50_us), (routed_p99_us, direct_p99_us)) = (at(0.5), at(0.99));
+        let sorted = |times: &Vec<u32>| {
+            let mut times = times.clone();
+            times.sort_unstable();
+            times
+        };
+        let (routed, direct) = (sorted(&tally.overhead_routed), sorted(&tally.overhead_direct));
+        let passing = sorted(&tally.overhead_passing);
+        let at = |share| (quantile(&routed, share), quantile(&direct, share), quantile(&passing, share));
+        let (routed_p50_us, direct_p50_us, passing_p50_us) = at(0.5);
+        let (routed_p99_us, direct_p99_us, passing_p99_us) = at(0.99);
         Self {
             routed_turns: routed.len(),
             direct_turns: direct.len(),
+            passing_turns: passing.len(),
             routed_p50_us,
             routed_p99_us,
             direct_p50_us,
             direct_p99_us,
             added_p50_us: routed_p50_us.saturating_sub(direct_p50_us),
             added_p99_us: routed_p99_us.saturating_sub(direct_p99_us),
+            hop_p50_us: passing_p50_us.saturating_sub(direct_p50_us),
+            hop_p99_us: passing_p99_us.saturating_sub(direct_p99_us),
         }
     }
 }
@@ -174,6 +188,7 @@ impl Report {
             router_memory_bytes: None,
             process_memory_bytes: super::meter::resident(),
             threads: super::meter::threads(),
+            claimed_singly_per_s: None,
             compared: Vec::new(),
             checks: Vec::new(),
         }
@@ -232,6 +247,13 @@ impl Report {
                 "a warm turn's way to its first token, without the leader's work: {} µs through a router and {} µs past it at the median, {} and {} µs at p99",
                 added.routed_p50_us, added.direct_p50_us, added.routed_p99_us, added.direct_p99_us
             ));
+            line(format!(
+                "of that, what any hop adds that only passes bytes on: {} µs at the median, {} µs at p99",
+                added.hop_p50_us, added.hop_p99_us
+            ));
+        }
+        if let Some(singly) = self.claimed_singly_per_s {
+            line(format!("with one claim in a transaction: {singly:.0} new sessions per second"));
         }
         self.print_ends();
         if !self.compared.is_empty() {

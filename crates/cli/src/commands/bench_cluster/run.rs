@@ -1,6 +1,6 @@
 //! The runs: start a cluster, drive it, read the counters, judge.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -9,14 +9,16 @@ use anyhow::{Context, bail};
 use hawser_client::Client;
 use hawser_common::clock::Clock;
 use hawser_common::group::{Capacity, GroupRecord};
+use hawser_common::tasks::Tasks;
 use hawser_common::{Epoch, GroupId, SessionId, SessionKey, TenantId};
 use hawser_placement::{LeaseId, Store};
 use hawser_router::Strategy;
 use hawser_worker::WorkerHandle;
 
 use super::cluster::{Cluster, GRACE, GROUP_THREADS, Groups, ROUTER_THREADS, STORE_THREADS, runtime};
-use super::drive::{Load, leader};
+use super::drive::{Leaders, Load, leader};
 use super::meter::{cpu_by, resident, threads};
+use super::passing::{PASSING_THREADS, pass};
 use super::plan::{Plan, Preset};
 use super::report::{Added, Compared, Phase, Report};
 use super::tally::Tally;
@@ -36,16 +38,28 @@ pub fn run(plan: &Plan, etcd: &[String]) -> anyhow::Result<Report> {
     match plan.preset {
         Preset::Memory => memory(plan, etcd),
         Preset::Sticky => sticky(plan, etcd),
-        Preset::Warm | Preset::Frames | Preset::Claims | Preset::Churn => {
+        Preset::Warm | Preset::Frames | Preset::Churn => {
             let (mut report, _) = driven(plan, etcd)?;
             judge(&mut report);
             Ok(report)
         }
+        Preset::Claims => claims(plan, etcd),
     }
 }
 
 fn store_name(etcd: &[String]) -> &'static str {
     if etcd.is_empty() { "embedded, served over gRPC" } else { "etcd" }
+}
+
+/// New sessions as the cluster claims them, many in a transaction; then a fifth of them, each in one of its own.
+fn claims(plan: &Plan, etcd: &[String]) -> anyhow::Result<Report> {
+    let (mut report, _) = driven(plan, etcd)?;
+    judge(&mut report);
+    error("one claim in a transaction:");
+    let sessions = plan.sessions.div_ceil(5);
+    let (singly, _) = driven(&Plan { claims_singly: true, sessions, ..plan.clone() }, etcd)?;
+    report.claimed_singly_per_s = singly.phases.first().map(|phase| phase.turns_per_s);
+    Ok(report)
 }
 
 /// The turns of a plan, in two phases: the first of every session, then all others.
@@ -55,7 +69,9 @@ fn driven(plan: &Plan, etcd: &[String]) -> anyhow::Result<(Report, Tally)> {
     error(format!("starting {} simulated groups …", plan.groups));
     cluster.start_groups(plan.groups)?;
     let clients = runtime(CLIENT_THREADS, 2)?;
-    let load = clients.block_on(connect(plan, &cluster))?;
+    let (between, passing) = (runtime(PASSING_THREADS, 1)?, Tasks::new());
+    let leaders = between.block_on(leaders(plan, &cluster, &passing))?;
+    let load = clients.block_on(connect(plan, &cluster, leaders))?;
     let mut report = Report::new(plan, store_name(etcd));
     let mut total = Tally::default();
     let phases = [("first turns", 1), ("later turns", plan.turns)];
@@ -89,20 +105,29 @@ fn driven(plan: &Plan, etcd: &[String]) -> anyhow::Result<(Report, Tally)> {
     report.count(&total, cluster.groups.history.verdict());
     drop(load);
     clients.shutdown_background();
+    between.block_on(passing.shutdown(GRACE));
+    between.shutdown_background();
     cluster.stop(GRACE);
     Ok((report, total))
 }
 
-async fn connect(plan: &Plan, cluster: &Cluster) -> anyhow::Result<Arc<Load>> {
+/// Ways to the leaders past the routers, where the plan goes by them.
+async fn leaders(plan: &Plan, cluster: &Cluster, passing: &Tasks) -> anyhow::Result<Leaders> {
+    let mut leaders = Leaders::default();
+    for worker in cluster.workers.iter().filter(|_| plan.direct) {
+        let (group, address) = (worker.group().to_string(), worker.addr());
+        leaders.straight.insert(group.clone(), leader(address)?);
+        leaders.passing.insert(group, leader(pass(address, passing).await?)?);
+    }
+    Ok(leaders)
+}
+
+async fn connect(plan: &Plan, cluster: &Cluster, leaders: Leaders) -> anyhow::Result<Arc<Load>> {
     let mut clients = Vec::new();
     for _ in 0..plan.connections {
         for router in &cluster.routers {
             clients.push(Client::connect(&format!("http://{}", router.addr())).await?);
         }
-    }
-    let mut leaders = HashMap::new();
-    for worker in cluster.workers.iter().filter(|_| plan.direct) {
-        leaders.insert(worker.group().to_string(), leader(worker.addr())?);
     }
     let shared = (Arc::clone(&cluster.groups.history), cluster.clock.clone());
     Ok(Arc::new(Load::new(plan, clients, leaders, shared)?))

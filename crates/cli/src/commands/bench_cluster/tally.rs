@@ -18,6 +18,27 @@ pub enum Kind {
     Resent,
 }
 
+/// Which way a turn went to its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Router,
+    /// To the leader itself.
+    Straight,
+    /// To the leader, through something that passes bytes on.
+    Passing,
+}
+
+impl Way {
+    /// Ways of the warm turns of a session, in turn.
+    pub fn of(turn: u32) -> Self {
+        match turn % 4 {
+            1 => Self::Straight,
+            3 => Self::Passing,
+            _ => Self::Router,
+        }
+    }
+}
+
 /// Counts of turns. Times are in microseconds.
 #[derive(Debug, Default)]
 pub struct Tally {
@@ -25,9 +46,11 @@ pub struct Tally {
     pub frames: u64,
     /// From sending to the first token, of turns through a router.
     pub first_token: Vec<u32>,
-    /// Of warm turns, the part of that in which the leader was not working on them: through a router, and past it.
+    /// Of warm turns, the part of that in which the leader was not working on them: through a router, past it, and past it
+    /// through something that passes bytes on.
     pub overhead_routed: Vec<u32>,
     pub overhead_direct: Vec<u32>,
+    pub overhead_passing: Vec<u32>,
     pub groups: BTreeMap<String, u64>,
     /// Later turns on the owner of the turn before, and on another.
     pub stayed: u64,
@@ -46,16 +69,9 @@ fn micros(time: Duration) -> u32 {
 
 impl Tally {
     /// Counts a turn that was sent at `sent`; `same` says whether the owner of the one before served it.
-    pub fn turn(
-        &mut self,
-        kind: Kind,
-        past_router: bool,
-        same: Option<bool>,
-        sent: Tick,
-        exchange: &Exchange,
-    ) {
+    pub fn turn(&mut self, (kind, way): (Kind, Way), same: Option<bool>, sent: Tick, exchange: &Exchange) {
         self.turns += 1;
-        if !past_router {
+        if way == Way::Router {
             self.frames += exchange.frames;
         }
         *self.groups.entry(exchange.group.clone()).or_default() += 1;
@@ -64,13 +80,16 @@ impl Tally {
         let first = exchange.first.unwrap_or(exchange.ended).since(sent);
         let timings = exchange.end.timings.unwrap_or_default();
         let working = Duration::from_micros(timings.queue_us + timings.prefill_us);
-        if !past_router {
+        if way == Way::Router {
             self.first_token.push(micros(first));
         }
-        match (kind, past_router) {
-            (Kind::Warm, false) => self.overhead_routed.push(micros(first.saturating_sub(working))),
-            (Kind::Warm, true) => self.overhead_direct.push(micros(first.saturating_sub(working))),
-            (Kind::First | Kind::Resent, _) => {}
+        let overhead = match way {
+            Way::Router => &mut self.overhead_routed,
+            Way::Straight => &mut self.overhead_direct,
+            Way::Passing => &mut self.overhead_passing,
+        };
+        if kind == Kind::Warm {
+            overhead.push(micros(first.saturating_sub(working)));
         }
         let usage = exchange.end.usage.unwrap_or_default();
         self.prompt_tokens += u64::from(usage.prompt_tokens);
@@ -88,6 +107,7 @@ impl Tally {
         self.first_token.extend(other.first_token);
         self.overhead_routed.extend(other.overhead_routed);
         self.overhead_direct.extend(other.overhead_direct);
+        self.overhead_passing.extend(other.overhead_passing);
         for (group, turns) in other.groups {
             *self.groups.entry(group).or_default() += turns;
         }

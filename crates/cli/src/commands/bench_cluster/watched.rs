@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use hawser_common::clock::Clock;
 use hawser_common::group::{Capacity, GroupRecord};
 use hawser_common::{Epoch, GroupId, SessionKey};
-use hawser_placement::{ClaimOutcome, Lease, LeaseId, Store, StoreFuture, Watch};
+use hawser_placement::{ClaimOutcome, Lease, LeaseId, Store, StoreError, StoreFuture, Watch};
 
 use super::history::History;
 
@@ -55,6 +56,29 @@ pub struct Watched {
     pub calls: Arc<Calls>,
     pub history: Arc<History>,
     pub clock: Clock,
+    /// A call of the store for each claim.
+    pub claims_singly: bool,
+}
+
+/// Calls of one group that are on their way at the same time, where each has one claim.
+const SINGLY: usize = 64;
+
+impl Watched {
+    async fn ask(
+        &self,
+        lease: LeaseId,
+        group: &GroupId,
+        sessions: Vec<SessionKey>,
+    ) -> Result<Vec<ClaimOutcome>, StoreError> {
+        if !self.claims_singly {
+            count(&self.calls.claim, 1);
+            return self.inner.claim(lease, group, sessions).await;
+        }
+        count(&self.calls.claim, sessions.len());
+        let claims = stream::iter(sessions).map(|session| self.inner.claim(lease, group, vec![session]));
+        let outcomes: Vec<Vec<ClaimOutcome>> = claims.buffered(SINGLY).try_collect().await?;
+        Ok(outcomes.concat())
+    }
 }
 
 impl Store for Watched {
@@ -106,11 +130,10 @@ impl Store for Watched {
         group: &'a GroupId,
         sessions: Vec<SessionKey>,
     ) -> StoreFuture<'a, Vec<ClaimOutcome>> {
-        count(&self.calls.claim, 1);
         count(&self.calls.claimed, sessions.len());
         let from = self.clock.now();
         Box::pin(async move {
-            let outcomes = self.inner.claim(lease, group, sessions.clone()).await?;
+            let outcomes = self.ask(lease, group, sessions.clone()).await?;
             let now = self.clock.now();
             for (session, _) in sessions.iter().zip(&outcomes).filter(|(_, won)| **won == ClaimOutcome::Won) {
                 self.history.claimed((lease, group), session, from, now);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hawser_common::clock::Clock;
 use hawser_common::{Position, SlotId};
 use hawser_worker::ranks::TableChange;
-use hawser_worker::scheduler::{PlanEntry, SequenceId, StepPlan};
+use hawser_worker::scheduler::{EntryKind, PlanEntry, SequenceId, StepPlan};
 
 use super::Figures;
 use super::way::Way;
@@ -130,7 +130,7 @@ impl Session {
             let entry = PlanEntry {
                 sequence,
                 rows: 0..end - start,
-                hint: false,
+                kind: EntryKind::Next,
                 sample: end == range.end,
                 observe: None,
                 remember: None,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use hawser_common::clock::{Clock, unix_seconds};
 use hawser_device::kv::RowType;
-use hawser_eval::prepare::{Prepared, Schemas, prepare};
+use hawser_eval::prepare::{Prepared, Schemas, prepare, split_name};
 use hawser_eval::report::{self, BudgetLabel, Mode, RunInfo, RunResult, SessionResult};
 use hawser_eval::resume::resume;
 use hawser_eval::run::{Candidate, Design, Done, evaluate};
@@ -73,6 +73,9 @@ pub struct Options {
     /// Only sessions of this half of the data
     #[arg(long, value_name = "SPLIT")]
     split: Option<SplitOption>,
+    /// Of the sessions of each file and of --split, the first and then every K-th: a fair part of all tasks
+    #[arg(long, value_name = "K", default_value = "1")]
+    every: NonZeroUsize,
     /// At most so many sessions
     #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true)]
     limit: usize,
@@ -240,10 +243,12 @@ fn prepared(options: &Options, checkpoint: &Checkpoint) -> anyhow::Result<Vec<Pr
     let mut sessions = Vec::new();
     let mut left_out = 0;
     for file in &options.traces {
-        for trace in read_traces(file)? {
+        let traces = read_traces(file)?.into_iter();
+        let of_split = traces.filter(|trace| wanted.is_none_or(|wanted| split_name(trace.split) == wanted));
+        // Taken before what is too short is left out, so that the same tasks are taken with any --tokens.
+        for trace in of_split.step_by(options.every.get()) {
             match prepare(&trace, &tokenizer, &template, (limit, schemas)) {
-                Ok(session) if wanted.is_none_or(|wanted| session.split == wanted) => sessions.push(session),
-                Ok(_) => {}
+                Ok(session) => sessions.push(session),
                 Err(_) => left_out += 1,
             }
         }
@@ -256,7 +261,10 @@ fn prepared(options: &Options, checkpoint: &Checkpoint) -> anyhow::Result<Vec<Pr
         ));
     }
     sessions.truncate(options.limit);
-    anyhow::ensure!(!sessions.is_empty(), "no session is left to replay: see --split, --limit and --tokens");
+    anyhow::ensure!(
+        !sessions.is_empty(),
+        "no session is left to replay: see --split, --every, --limit and --tokens"
+    );
     let mut ids = BTreeSet::new();
     if let Some(twice) = sessions.iter().find(|session| !ids.insert(session.id.as_str())) {
         anyhow::bail!("two files have a session {:?}; results could not be told apart", twice.id);

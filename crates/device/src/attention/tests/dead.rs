@@ -1,4 +1,4 @@
-//! T2 and E18: what is not live does not matter, whatever it holds; sentinel values would matter.
+//! T2, T5 and E18: what is not live does not matter, whatever it holds; sentinel values would matter.
 
 use super::dense::{dense, dense_as_given, largest_difference, row, sizes};
 use super::*;
@@ -11,7 +11,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn poisoned_dead_and_free_slots_change_no_bit(seed in any::<u64>(), sizes in sizes(), rows in 0usize..3) {
+    fn t2_e18_poisoned_dead_and_free_slots_change_no_bit(seed in any::<u64>(), sizes in sizes(), rows in 0usize..3) {
         let rows = [RowType::F32, RowType::F16, RowType::Bf16][rows];
         let mut case = Case::new(seed, sizes, rows);
         let chunks = case.chunks();
@@ -48,7 +48,7 @@ fn with_sentinel(case: &Case, sentinel: f32) -> Vec<f32> {
 }
 
 #[test]
-fn a_row_of_zeros_would_take_softmax_mass() {
+fn t5_a_row_of_zeros_would_take_softmax_mass() {
     let case = mostly_dead();
     let difference = largest_difference(&with_sentinel(&case, 0.0), &dense_as_given(&case));
     assert!(
@@ -58,7 +58,7 @@ fn a_row_of_zeros_would_take_softmax_mass() {
 }
 
 #[test]
-fn a_row_of_large_negative_numbers_would_take_all_softmax_mass() {
+fn t5_a_row_of_large_negative_numbers_would_take_all_softmax_mass() {
     let case = mostly_dead();
     let found = with_sentinel(&case, -1e4);
     // A query whose components sum to a negative number scores such a row highest of all.
@@ -72,7 +72,7 @@ fn a_row_of_large_negative_numbers_would_take_all_softmax_mass() {
 }
 
 #[test]
-fn a_live_nan_is_seen_not_hidden() {
+fn e18_a_live_nan_is_seen_not_hidden() {
     for isa in Isa::available() {
         let sizes = Sizes { kv_heads: 1, group: 2, head_dim: 16, positions: 300, rows: 6, live_percent: 100 };
         let mut case = Case::new(2, sizes, RowType::F32);
@@ -110,7 +110,7 @@ impl Kernel for Merge<'_> {
 }
 
 #[test]
-fn a_split_without_live_rows_merges_as_nothing() {
+fn t1_e18_a_split_without_live_rows_merges_as_nothing() {
     let dim = 16;
     let mut seen = vec![0.5; state_len(dim)];
     (seen[maximum_at(dim)], seen[weight_at(dim)]) = (3.0, 2.0);

@@ -14,6 +14,7 @@ struct Parts {
     slots: Vec<SlotId>,
     rows: [Range<usize>; 2],
     contexts: [Vec<SlotId>; 2],
+    after: usize,
 }
 
 fn good() -> Parts {
@@ -23,6 +24,7 @@ fn good() -> Parts {
         slots: vec![SlotId(1), SlotId(19), SlotId(3)],
         rows: [0..2, 2..3],
         contexts: [vec![SlotId(9), SlotId(8)], vec![]],
+        after: 0,
     }
 }
 
@@ -32,6 +34,7 @@ fn check(parts: &Parts) -> Result<(), StepError> {
             rows: parts.rows[index].clone(),
             context: &parts.contexts[index],
             logits: LogitRows::Last,
+            after: if index == 1 { parts.after } else { 0 },
             positions: &[],
             observe: None,
         })
@@ -73,4 +76,18 @@ fn no_slot_is_written_twice_or_read_while_it_is_written() {
         let found = refused(|p| p.contexts[0][1] = slot);
         assert!(matches!(found, StepError::ContextSlot { sequence: 0, .. }), "{slot:?}: {found}");
     }
+}
+
+#[test]
+fn rows_of_one_session_see_its_earlier_rows_of_the_batch_and_no_others() {
+    let mut parts = good();
+    parts.contexts[1] = vec![SlotId(9), SlotId(1), SlotId(19)];
+    parts.after = 2;
+    assert_eq!(check(&parts), Ok(()));
+    parts.after = 1;
+    let found = check(&parts);
+    assert!(matches!(found, Err(StepError::ContextSlot { sequence: 1, slot: 1, .. })), "{found:?}");
+    (parts.after, parts.contexts[1]) = (2, vec![SlotId(3)]);
+    let found = check(&parts);
+    assert!(matches!(found, Err(StepError::ContextSlot { sequence: 1, slot: 3, .. })), "{found:?}");
 }
