@@ -157,7 +157,7 @@ async fn what_comes_back_from_the_archive_is_what_went_also_after_a_demotion() {
 /// the session loses its rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_nowhere_is_computed_again_on_any_number_of_ranks() {
-    let asked = [100, 101, 102, 100, 101].map(|seed| words(seed, 120));
+    let asked = [100, 101, 102, 103, 100, 104, 101].map(|seed| words(seed, 120));
     let keep = wire::Retention { refill_tokens: Some(150), ..reviving("random", 150) };
     let mut expected: Vec<Answer> = Vec::new();
     for (ranks, slots) in [(1, 4_000), (2, 4_000), (2, 760)] {

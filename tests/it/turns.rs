@@ -9,7 +9,8 @@ use crate::cluster::{Cluster, chat_request, run, token_request, words};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_stays_on_its_group_and_later_turns_prefill_only_what_is_new() {
-    let cluster = Cluster::start(2, |_| {}).await;
+    // Each session's rows are its own, so that all of them are free once it is closed.
+    let cluster = Cluster::start(2, |options| options.share_prefixes = false).await;
     let mut session = cluster.client.session().sampling(Sampling::greedy().max_tokens(12)).start();
     let mut held = 0;
     let mut groups = Vec::new();

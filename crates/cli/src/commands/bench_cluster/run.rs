@@ -139,7 +139,7 @@ type Churning = tokio::task::JoinHandle<anyhow::Result<Vec<WorkerHandle>>>;
 fn start_churn(cluster: &mut Cluster, load: &Arc<Load>, count: usize) -> Churning {
     let leaving: Vec<WorkerHandle> = cluster.workers.drain(..count.min(cluster.workers.len())).collect();
     let (groups, load) = (cluster.groups.clone(), Arc::clone(load));
-    let tasks = hawser_common::tasks::Tasks::new();
+    let tasks = Tasks::new();
     let _runtime = cluster.group_runtime.enter();
     tasks.spawn(churn(groups, load, leaving))
 }
@@ -152,6 +152,7 @@ async fn churn(
     let sessions = load.plan.sessions as u64;
     let all = sessions * u64::from(load.plan.turns);
     let (count, mut came) = (leaving.len() as u64, Vec::new());
+    let (tasks, mut ends) = (Tasks::new(), Vec::new());
     for (index, worker) in (0u64..).zip(leaving) {
         // Spread over the later turns, with some before the first and after the last.
         let due = sessions + (all - sessions) * (index + 1) / (count + 2);
@@ -161,7 +162,11 @@ async fn churn(
         }
         let number = load.plan.groups + usize::try_from(index).unwrap_or(0);
         came.push(groups.start(number).await?);
-        worker.shutdown(GRACE).await;
+        // It hands its sessions over, while the next one may begin to leave.
+        ends.push(tasks.spawn(worker.shutdown(GRACE)));
+    }
+    for end in ends {
+        end.await.context("a group that leaves")?;
     }
     Ok(came)
 }
