@@ -229,9 +229,15 @@ unsafe fn emit<S: Lanes>(out: &mut [f32], value: S::Floats, write: Write) {
 /// As [`emit`].
 #[inline(always)]
 unsafe fn emit_wide<S: Lanes>(out: &mut [f64], value: S::Doubles) {
-    let mut lanes = [0.0; MAX_LANES];
-    debug_assert!(S::LANES <= lanes.len());
-    // SAFETY: the array has room for every instruction set's lanes.
-    unsafe { S::store_wide(lanes.as_mut_ptr(), value) };
-    out.copy_from_slice(&lanes[..out.len()]);
+    // SAFETY: whole vectors only where `out` has whole vectors; else through an array that has.
+    unsafe {
+        if out.len() == S::LANES {
+            S::store_wide(out.as_mut_ptr(), value);
+            return;
+        }
+        let mut lanes = [0.0; MAX_LANES];
+        debug_assert!(S::LANES <= lanes.len());
+        S::store_wide(lanes.as_mut_ptr(), value);
+        out.copy_from_slice(&lanes[..out.len()]);
+    }
 }

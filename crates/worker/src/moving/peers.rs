@@ -8,12 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use hawser_common::GroupId;
 use hawser_common::group::GroupRecord;
 use hawser_common::tasks::Tasks;
+use hawser_common::{GroupId, SessionKey};
 use hawser_placement::{Change, Event, Store, Update};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Longest wait for the first news of the store.
 const NEWS: Duration = Duration::from_secs(2);
@@ -121,32 +122,49 @@ fn apply(groups: &mut Groups, update: Update) {
     }
 }
 
-/// Groups that a session with `rows` live rows may go to, the one with the most room first. Those with less room than
-/// that by their own last word come last: they may have more by now.
+/// Groups that a session with `rows` live rows may go to, the first choice first. Those with less room than that by
+/// their own last word come last: they may have more by now.
+///
+/// Each session draws its order, in which a group is first as often as it has room (Efraimidis and Spirakis, "Weighted
+/// random sampling with a reservoir", 2006). A group that drains has many sessions and numbers that are a second old: the
+/// one with most room would get them all.
 pub(super) fn candidates(
     groups: Vec<GroupRecord>,
-    own: &GroupId,
-    model: &str,
+    (own, model): (&GroupId, &str),
+    session: &SessionKey,
     rows: usize,
 ) -> Vec<GroupRecord> {
     let may = |group: &GroupRecord| group.id != *own && group.model == model && !group.draining;
     let mut candidates: Vec<GroupRecord> = groups.into_iter().filter(may).collect();
-    let room = |group: &GroupRecord| group.capacity.slots_free.saturating_add(group.capacity.slots_idle);
     candidates.retain(|group| group.capacity.slots_total >= rows as u64);
-    candidates.sort_by(|a, b| room(b).cmp(&room(a)).then_with(|| a.id.cmp(&b.id)));
+    let place = |group: &GroupRecord| {
+        let room = group.capacity.slots_free.saturating_add(group.capacity.slots_idle);
+        let waits = -drawn(session, &group.id).ln() / room.max(1) as f64;
+        (room < rows as u64, waits)
+    };
+    candidates.sort_by(|a, b| {
+        let ((a_is_full, a_waits), (b_is_full, b_waits)) = (place(a), place(b));
+        a_is_full.cmp(&b_is_full).then(a_waits.total_cmp(&b_waits))
+    });
     candidates
+}
+
+/// A number above 0 and at most 1, the same whenever it is asked for.
+fn drawn(session: &SessionKey, group: &GroupId) -> f64 {
+    let text = format!("{}/{}/{group}", session.tenant, session.session);
+    let bits = xxh3_64(text.as_bytes()) >> 11;
+    (bits + 1) as f64 / (1u64 << 53) as f64
 }
 
 #[cfg(test)]
 mod tests {
-    use hawser_common::Epoch;
     use hawser_common::group::Capacity;
+    use hawser_common::{Epoch, SessionId, TenantId};
 
     use super::*;
 
-    #[test]
-    fn a_session_goes_to_the_most_room_of_its_model() {
-        let record = |id: &str, model: &str, free, draining| GroupRecord {
+    fn record(id: &str, model: &str, free: u64, draining: bool) -> GroupRecord {
+        GroupRecord {
             id: GroupId::parse(id).unwrap(),
             model: model.to_owned(),
             address: format!("http://{id}"),
@@ -154,19 +172,43 @@ mod tests {
             epoch: Epoch(1),
             capacity: Capacity { slots_total: 100, slots_free: free, ..Capacity::default() },
             draining,
-        };
-        let groups = vec![
+        }
+    }
+
+    fn session(number: usize) -> SessionKey {
+        SessionKey { tenant: TenantId::single(), session: SessionId::parse(&format!("s{number}")).unwrap() }
+    }
+
+    fn ids(groups: &[GroupRecord], session: &SessionKey, rows: usize) -> Vec<String> {
+        let own = GroupId::parse("own").unwrap();
+        let candidates = candidates(groups.to_vec(), (&own, "m"), session, rows);
+        candidates.iter().map(|group| group.id.to_string()).collect()
+    }
+
+    #[test]
+    fn a_session_goes_to_a_group_of_its_model_that_has_room() {
+        let groups = [
             record("own", "m", 99, false),
             record("b", "m", 5, false),
             record("c", "m", 50, false),
             record("d", "other", 90, false),
             record("e", "m", 80, true),
         ];
-        let own = GroupId::parse("own").unwrap();
-        let ids = |rows| -> Vec<String> {
-            candidates(groups.clone(), &own, "m", rows).iter().map(|group| group.id.to_string()).collect()
-        };
-        assert_eq!(ids(10), ["c", "b"]);
-        assert!(ids(101).is_empty(), "no pool is as large");
+        for number in 0..100 {
+            assert_eq!(ids(&groups, &session(number), 10), ["c", "b"], "one without room comes last");
+            assert!(ids(&groups, &session(number), 101).is_empty(), "no pool is as large");
+        }
+    }
+
+    #[test]
+    fn sessions_of_a_group_that_drains_spread_by_room() {
+        let groups = [record("a", "m", 80, false), record("b", "m", 40, false), record("c", "m", 40, false)];
+        let mut first = HashMap::new();
+        for number in 0..4_000 {
+            *first.entry(ids(&groups, &session(number), 10)[0].clone()).or_insert(0) += 1;
+        }
+        assert!((1_850..2_150).contains(&first["a"]) && (900..1_100).contains(&first["b"]), "{first:?}");
+        let number = |of: &str| first.get(of).copied().unwrap_or(0);
+        assert_eq!(number("a") + number("b") + number("c"), 4_000);
     }
 }

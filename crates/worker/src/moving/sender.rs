@@ -194,12 +194,13 @@ async fn leave(shared: &Arc<Shared>, key: &SessionKey, transcript: &Transcript) 
     let _permit = shared.moves.leaving.acquire().await.map_err(|_| LeaveError::NoTarget)?;
     let started = shared.clock.now();
     let groups = shared.moves.peers.groups(&shared.tasks).await;
-    if candidates(groups.clone(), &shared.group, &shared.model, 0).is_empty() {
+    let to = (&shared.group, shared.model.as_str());
+    if candidates(groups.clone(), to, key, 0).is_empty() {
         return Err(LeaveError::NoTarget);
     }
     let leaving = Leaving::begin(shared, key, transcript, None).await?;
     let mut last = LeaveError::NoTarget;
-    for target in candidates(groups, &shared.group, &shared.model, leaving.rows).iter().take(MAX_TARGETS) {
+    for target in candidates(groups, to, key, leaving.rows).iter().take(MAX_TARGETS) {
         let staged = tokio::time::timeout(shared.moves.limit, leaving.stage(target)).await;
         let refused = |reason| LeaveError::Refused { group: target.id.to_string(), reason };
         match staged.unwrap_or_else(|_| Err(refused(LATE.to_owned()))) {
