@@ -38,7 +38,7 @@ fn situation<'a>(retention: &'a Retention, live: &'a [Position]) -> Situation<'a
         live,
         len,
         protected: 10,
-        span: len - 6..len,
+        span: len.saturating_sub(6)..len,
         pins: &[],
     }
 }

@@ -233,9 +233,9 @@ mod tests {
             preamble(&format!("{listed}{CHAT}"), &asked, std::slice::from_ref(&tool)),
             "system\nfind \nuser\n"
         );
-        let inside = "{% for m in messages %}<|s|>{{ m.role }}\n{% if loop.index0 == 1 and tools %}{{ tools[0].function.name }}: {% endif %}{{ m.content }}<|end|>\n{% endfor %}";
+        let inside = "{% for m in messages %}<|s|>{{ m.role }}\n{% if loop.index0 == 1 and tools %}{{ tools[0].function.name }}\n{% endif %}{{ m.content }}<|end|>\n{% endfor %}";
         let words = [say(Role::System, "be brief"), say(Role::User, "hello")];
-        assert_eq!(preamble(inside, &words, &[tool]), "system\nbe brief\nuser\nfind: ");
+        assert_eq!(preamble(inside, &words, &[tool]), "system\nbe brief\nuser\nfind\n");
         let refuses =
             format!("{{% if messages[0].content == 'x' %}}{{{{ raise_exception('no') }}}}{{% endif %}}{own}");
         assert_eq!(preamble(&refuses, &asked, &[]), "");

@@ -29,9 +29,12 @@ fn slot(kv_heads: u64) -> u64 {
 fn the_budget_is_that_of_a_process() {
     let alone = report(|_| {});
     assert_eq!(alone.kv_bytes, BUDGET / slot(3) * slot(3));
-    // Ranks of one process share the budget, as they share the heads: two heads on one, one on the other.
-    let threads = report(|options| options.tp = 2);
+    // Ranks of one process share the budget, as they share the heads: one each.
+    let threads = report(|options| options.tp = 3);
     assert_eq!((threads.slots, threads.kv_bytes), (alone.slots, alone.kv_bytes));
+    // Two of them hold two heads each, one of these twice.
+    let threads = report(|options| options.tp = 2);
+    assert_eq!((threads.slots as u64 + 1, threads.kv_bytes), (BUDGET / slot(4), BUDGET / slot(4) * slot(4)));
     // Five ranks hold five KV heads, two of them twice.
     let copies = report(|options| options.tp = 5);
     assert_eq!(copies.slots as u64 + 1, BUDGET / slot(5));

@@ -1,14 +1,11 @@
-//! The scheduler with pruned, shared, demoted, aborted and forked sessions, against a dense reference that recomputes
-//! nothing: what a row has seen is hashed into it, so a row over the wrong history is found at once.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail loudly")]
+//! The scheduler under test with its pool, beside the reference; every row that a step computes is checked at once.
 
 use std::collections::{BTreeMap, HashMap};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::time::Duration;
 
 use hawser_common::clock::Tick;
-use hawser_common::retention::{Policy, Retention};
+use hawser_common::retention::Retention;
 use hawser_common::{Position, SessionId, SessionKey, SlotId, TenantId};
 use hawser_kv::RowMove;
 use hawser_kv::retention::{Event, Exchange, Marks, Origin, Situation, is_due, local_scores, select};
@@ -17,92 +14,54 @@ use hawser_worker::scheduler::{
     EntryKind, Keep, Limits, PlanEntry, RankChange, RowState, Scheduler, SequenceId, SessionState, StepPlan,
     Submission, Verdict,
 };
-use proptest::prelude::*;
 
-fn key(index: usize) -> SessionKey {
+use crate::reference::{Reference, row};
+
+pub(crate) fn key(index: usize) -> SessionKey {
     SessionKey { tenant: TenantId::single(), session: SessionId::parse(&format!("s{index}")).unwrap() }
 }
 
-/// A row as the arithmetic would make it: a function of its token, its position and the rows it has seen.
-fn row(token: u32, position: usize, seen: impl Iterator<Item = u64>) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    (token, position).hash(&mut hasher);
-    seen.for_each(|seen| seen.hash(&mut hasher));
-    hasher.finish()
-}
-
-/// A session without a pool: all rows there ever were, and which of them are live.
-#[derive(Clone, Debug, Default)]
-struct Reference {
-    tokens: Vec<u32>,
-    rows: Vec<u64>,
-    live: Vec<bool>,
-}
-
-impl Reference {
-    fn truncate(&mut self, len: usize) {
-        self.tokens.truncate(len);
-        self.rows.truncate(len);
-        self.live.truncate(len);
-    }
-
-    fn live_rows(&self) -> impl Iterator<Item = u64> {
-        self.rows.iter().zip(&self.live).filter(|(_, live)| **live).map(|(row, _)| *row)
-    }
-
-    fn live_positions(&self) -> Vec<Position> {
-        (0..).zip(&self.live).filter(|(_, live)| **live).map(|(at, _)| Position(at)).collect()
-    }
-
-    fn push(&mut self, token: u32) {
-        let new = row(token, self.rows.len(), self.live_rows());
-        self.tokens.push(token);
-        self.rows.push(new);
-        self.live.push(true);
-    }
-}
-
-struct Running {
-    tokens: Vec<u32>,
-    prompt: usize,
-    left: usize,
-    session: Option<usize>,
-    keep: Keep,
+pub(crate) struct Running {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) prompt: usize,
+    pub(crate) left: usize,
+    pub(crate) session: Option<usize>,
+    pub(crate) keep: Keep,
     /// Tokens that the session had.
-    held: usize,
-    reference: Reference,
+    pub(crate) held: usize,
+    pub(crate) reference: Reference,
     /// Of its last revival.
-    exchanged: Exchange,
+    pub(crate) exchanged: Exchange,
 }
 
 impl Running {
     /// A revival that is given up before its rows were computed has not happened.
-    fn undo(&mut self) {
+    pub(crate) fn undo(&mut self) {
         let live = &mut self.reference.live;
         self.exchanged.revived.iter().for_each(|position| live[position.index()] = false);
         self.exchanged.evicted.iter().for_each(|position| live[position.index()] = true);
     }
 }
 
-struct Harness {
-    scheduler: Scheduler,
+pub(crate) struct Harness {
+    pub(crate) scheduler: Scheduler,
     /// Slots behind the pool for rows that may come back: too few for all.
-    archive: usize,
-    retention: Retention,
-    limits: Limits,
-    rows: HashMap<SlotId, u64>,
+    pub(crate) archive: usize,
+    pub(crate) retention: Retention,
+    pub(crate) limits: Limits,
+    pub(crate) rows: HashMap<SlotId, u64>,
     /// As a rank has them.
-    tables: Tables,
-    running: HashMap<SequenceId, Running>,
-    sessions: Vec<Reference>,
-    next_id: u64,
-    now: Tick,
-    revived: usize,
-    refill_rows: usize,
+    pub(crate) tables: Tables,
+    pub(crate) running: HashMap<SequenceId, Running>,
+    pub(crate) sessions: Vec<Reference>,
+    pub(crate) next_id: u64,
+    pub(crate) now: Tick,
+    pub(crate) revived: usize,
+    pub(crate) refill_rows: usize,
 }
 
 impl Harness {
-    fn new(limits: Limits, (slots, archive): (usize, usize), retention: Retention) -> Self {
+    pub(crate) fn new(limits: Limits, (slots, archive): (usize, usize), retention: Retention) -> Self {
         let scheduler = Scheduler::new(limits, slots, archive);
         let (rows, running, sessions) = (HashMap::new(), HashMap::new(), vec![Reference::default(); 3]);
         Self {
@@ -121,11 +80,11 @@ impl Harness {
         }
     }
 
-    fn is_busy(&self, session: usize) -> bool {
+    pub(crate) fn is_busy(&self, session: usize) -> bool {
         self.running.values().any(|running| running.session == Some(session))
     }
 
-    fn submit(&mut self, session: Option<usize>, prompt: Vec<u32>, max_new: usize, release: bool) {
+    pub(crate) fn submit(&mut self, session: Option<usize>, prompt: Vec<u32>, max_new: usize, release: bool) {
         let mut reference = session.map(|session| self.sessions[session].clone()).unwrap_or_default();
         let same = reference.tokens.iter().zip(&prompt).take_while(|(a, b)| a == b).count();
         let held = same.min(prompt.len() - 1);
@@ -173,7 +132,7 @@ impl Harness {
         }
     }
 
-    fn step(&mut self) {
+    pub(crate) fn step(&mut self) {
         self.now = self.now.after(Duration::from_millis(1));
         let plan = self.scheduler.plan(self.now);
         assert!(plan.rows() <= self.limits.step_tokens);
@@ -196,7 +155,7 @@ impl Harness {
         self.scheduler.audit().unwrap();
     }
 
-    fn change(&mut self, change: &RankChange) {
+    pub(crate) fn change(&mut self, change: &RankChange) {
         match change {
             RankChange::Move(RowMove::Copy { from, to }) => {
                 let row = self.rows[from];
@@ -211,7 +170,7 @@ impl Harness {
     }
 
     /// Brings back what scores well by a hash of its key, which is what attention would see too.
-    fn revive(&mut self, id: SequenceId) {
+    pub(crate) fn revive(&mut self, id: SequenceId) {
         for change in self.scheduler.take_changes() {
             self.change(&change);
         }
@@ -229,7 +188,7 @@ impl Harness {
     }
 
     /// Computes rows again: they are what they were, and what the session has is not written.
-    fn refill(&mut self, plan: &StepPlan, entry: &PlanEntry, aside: &[(Position, SlotId)]) {
+    pub(crate) fn refill(&mut self, plan: &StepPlan, entry: &PlanEntry, aside: &[(Position, SlotId)]) {
         let table = self.tables.find(entry.sequence).unwrap();
         let live = table.positions().iter().copied().zip(table.slots().iter().copied());
         let mut seen: BTreeMap<Position, SlotId> = live.chain(aside.iter().copied()).collect();
@@ -248,7 +207,7 @@ impl Harness {
     }
 
     /// Computes an entry's rows from the slots it is given, and compares them with the reference's.
-    fn compute(&mut self, plan: &StepPlan, entry: &PlanEntry, context: &[SlotId]) {
+    pub(crate) fn compute(&mut self, plan: &StepPlan, entry: &PlanEntry, context: &[SlotId]) {
         let running = self.running.get_mut(&entry.sequence).unwrap();
         let start = plan.positions[entry.rows.start].index();
         // Rows that another session computed: they are as if this one had.
@@ -275,7 +234,7 @@ impl Harness {
         }
     }
 
-    fn finish(&mut self, entry: &PlanEntry) {
+    pub(crate) fn finish(&mut self, entry: &PlanEntry) {
         let running = self.running.get_mut(&entry.sequence).unwrap();
         let retention = &running.keep.retention;
         let at = running.reference.rows.len();
@@ -330,7 +289,7 @@ impl Harness {
     }
 
     /// Takes a turn back: its tokens go, what it evicted stays evicted.
-    fn abort(&mut self, nth: usize) {
+    pub(crate) fn abort(&mut self, nth: usize) {
         let mut ids: Vec<SequenceId> = self.running.keys().copied().collect();
         ids.sort();
         let Some(&id) = ids.get(nth) else { return };
@@ -347,7 +306,7 @@ impl Harness {
     }
 
     /// What is said of a session's rows is what became of them.
-    fn check_inspection(&self, session: usize) {
+    pub(crate) fn check_inspection(&self, session: usize) {
         let Some(found) = self.scheduler.inspect(&key(session)) else { return };
         let reference = &self.sessions[session];
         assert_eq!(found.tokens, reference.tokens[..found.tokens.len()]);
@@ -362,7 +321,7 @@ impl Harness {
     }
 
     /// Moves all sessions to a fresh scheduler with another pool; one without room is lost.
-    fn relocate(&mut self, slots: usize) {
+    pub(crate) fn relocate(&mut self, slots: usize) {
         self.drain();
         // As the driver does before it reads a row: what waits for the next plan is done first.
         for change in self.scheduler.take_changes() {
@@ -408,7 +367,7 @@ impl Harness {
         self.scheduler.audit().unwrap();
     }
 
-    fn drain(&mut self) {
+    pub(crate) fn drain(&mut self) {
         for _ in 0..20_000 {
             if self.running.is_empty() {
                 return;
@@ -421,132 +380,4 @@ impl Harness {
 
 fn contexts_hold(context: &[SlotId], slot: SlotId) -> bool {
     context.contains(&slot)
-}
-
-#[derive(Clone, Debug)]
-enum Op {
-    Submit {
-        session: Option<usize>,
-        prompt: Vec<u32>,
-        goes_on: bool,
-        max_new: usize,
-        release: bool,
-    },
-    Steps(usize),
-    Abort(usize),
-    Close(usize),
-    Fork(usize, usize),
-    /// To a pool of so many slots.
-    Relocate(usize),
-}
-
-fn op() -> impl Strategy<Value = Op> {
-    // Few tokens and a common beginning, so that prompts share rows.
-    let prompt =
-        prop_oneof![proptest::collection::vec(0..3u32, 1..50), proptest::collection::vec(0..3u32, 60..160),];
-    let submit = (proptest::option::weighted(0.8, 0..3usize), prompt, any::<bool>(), 1..10usize, 0..6u32);
-    prop_oneof![
-        5 => submit.prop_map(|(session, prompt, goes_on, max_new, release)| Op::Submit {
-            session, prompt, goes_on, max_new, release: release == 0,
-        }),
-        5 => (1..12usize).prop_map(Op::Steps),
-        1 => (0..6usize).prop_map(Op::Abort),
-        1 => (0..3usize).prop_map(Op::Close),
-        1 => (0..3usize, 0..3usize).prop_map(|(from, to)| Op::Fork(from, to)),
-        1 => (90..300usize).prop_map(Op::Relocate),
-    ]
-}
-
-/// Many long turns over an archive that holds digests and few rows.
-#[test]
-fn evicted_rows_that_are_nowhere_are_computed_again_as_they_were() {
-    let retention = Retention {
-        policy: Policy::Random,
-        budget_tokens: 136,
-        trigger_tokens: 8,
-        revive: true,
-        revive_margin: 0.0,
-        refill_tokens: 200,
-        ..Retention::default()
-    };
-    let limits =
-        Limits { step_tokens: 24, mixed_tokens: 9, max_running: 3, max_waiting: 8, share_prefixes: true };
-    let mut harness = Harness::new(limits, (900, 20), retention);
-    for turn in 0..8u32 {
-        for session in 0..3 {
-            let mut whole = harness.sessions[session].tokens.clone();
-            whole.extend((0..90).map(|at| 3 + (at * 7 + turn * 5 + session as u32 * 11) % 60));
-            harness.submit(Some(session), whole, 4, false);
-        }
-        // One of them is given up, wherever it is.
-        (0..3 + turn * 3).for_each(|_| harness.step());
-        harness.abort(turn as usize % 3);
-        harness.drain();
-    }
-    assert!(harness.refill_rows > 100, "{} rows were computed again", harness.refill_rows);
-    (0..3).for_each(|session| harness.check_inspection(session));
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
-    #[test]
-    fn r5_r6_r7_e5_rows_have_seen_what_was_live_whatever_is_pruned_shared_demoted_moved_or_aborted(
-        ops in proptest::collection::vec(op(), 1..60),
-        slots in 90..300usize,
-        step_tokens in 2..32usize,
-        max_running in 1..5usize,
-        budget in prop_oneof![10..40u32, 64..140u32],
-        trigger in 0..12u32,
-        policy in prop_oneof![Just(Policy::Streaming), Just(Policy::Random), Just(Policy::Full)],
-        bounded in any::<bool>(),
-        revive in any::<bool>(),
-        archive in prop_oneof![Just(100usize), 0..24usize],
-        refill_tokens in prop_oneof![Just(0u32), 1..300u32],
-    ) {
-        let retention = Retention {
-            policy, budget_tokens: budget, trigger_tokens: trigger, bounded, revive, revive_margin: 0.0,
-            refill_tokens, ..Retention::default()
-        };
-        let limits =
-            Limits { step_tokens, mixed_tokens: step_tokens, max_running, max_waiting: 8, share_prefixes: true };
-        let mut harness = Harness::new(limits, (slots, archive), retention);
-        for op in ops {
-            match op {
-                Op::Submit { session, prompt, goes_on, max_new, release } => {
-                    if session.is_some_and(|session| harness.is_busy(session)) {
-                        continue;
-                    }
-                    let history = session.filter(|_| goes_on).map(|s| harness.sessions[s].tokens.clone());
-                    let mut whole = history.unwrap_or_default();
-                    whole.extend(prompt);
-                    harness.submit(session, whole, max_new, release);
-                }
-                Op::Steps(count) => (0..count).for_each(|_| harness.step()),
-                Op::Abort(nth) => harness.abort(nth),
-                Op::Close(session) => {
-                    if !harness.is_busy(session) {
-                        harness.scheduler.close(&key(session));
-                        harness.sessions[session] = Reference::default();
-                    }
-                }
-                Op::Relocate(slots) => harness.relocate(slots),
-                Op::Fork(from, to) => {
-                    if !harness.is_busy(from) && !harness.is_busy(to) && from != to {
-                        harness.scheduler.close(&key(to));
-                        harness.sessions[to] = Reference::default();
-                        harness.scheduler.fork(&key(from), &key(to), harness.now);
-                        harness.sessions[to] = harness.sessions[from].clone();
-                    }
-                }
-            }
-            harness.scheduler.audit().unwrap();
-        }
-        harness.drain();
-        (0..3).for_each(|session| harness.check_inspection(session));
-        (0..3).for_each(|session| { harness.scheduler.close(&key(session)); });
-        let left = harness.scheduler.capacity();
-        prop_assert_eq!(left.slots_free + left.slots_idle, left.slots_total, "no slot leaked");
-        let plan = harness.scheduler.plan(harness.now);
-        prop_assert!(plan.entries.is_empty());
-    }
 }
