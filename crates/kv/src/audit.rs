@@ -42,7 +42,6 @@ pub fn audit_with_tree<'a>(
     maps: impl Iterator<Item = &'a SlotMap>,
     tree: &PrefixTree,
 ) -> Result<(), AuditError> {
-    tree.check().map_err(AuditError::TreeShape)?;
     let mut in_tree = vec![false; pool.total()];
     for slot in tree.slots() {
         let known = !slot.is_dead() && slot.index() < in_tree.len();
@@ -73,7 +72,7 @@ pub fn audit_with_tree<'a>(
             return Err(AuditError::Leaked(slot));
         }
     }
-    Ok(())
+    tree.check(pool).map_err(AuditError::TreeShape)
 }
 
 fn check_live(map: &SlotMap) -> Result<(), AuditError> {

@@ -20,6 +20,10 @@ pub struct SlotPool {
     free: Vec<SlotId>,
     /// Holders of each slot, by slot index; the dead slot's is never used.
     refs: Vec<u32>,
+    /// Slots that came down to one holder since they were last asked for, each once.
+    sole: Vec<SlotId>,
+    /// Which slots `sole` has, by slot index.
+    is_sole: Vec<bool>,
 }
 
 impl SlotPool {
@@ -31,7 +35,12 @@ impl SlotPool {
     pub fn new(total: usize) -> Self {
         let last = u32::try_from(total).expect("slot ids are 32-bit");
         assert!(last >= 1, "a pool has at least the dead slot");
-        Self { free: (1..last).rev().map(SlotId).collect(), refs: vec![0; total] }
+        Self {
+            free: (1..last).rev().map(SlotId).collect(),
+            refs: vec![0; total],
+            sole: Vec::new(),
+            is_sole: vec![false; total],
+        }
     }
 
     /// All slots, the dead slot included.
@@ -96,10 +105,25 @@ impl SlotPool {
         let refs = &mut self.refs[slot.index()];
         assert!(!slot.is_dead() && *refs > 0, "only a held slot is released");
         *refs -= 1;
-        if *refs == 0 {
+        let left = *refs;
+        if left == 0 {
             self.free.push(slot);
+        } else if left == 1 && !std::mem::replace(&mut self.is_sole[slot.index()], true) {
+            self.sole.push(slot);
         }
-        *refs == 0
+        left == 0
+    }
+
+    /// Takes the slots that came down to one holder since the last call. They may have others by now, or none: it
+    /// says where to look, so that who waits for holders to go need not look at every slot.
+    pub(crate) fn take_sole(&mut self) -> Vec<SlotId> {
+        self.sole.iter().for_each(|slot| self.is_sole[slot.index()] = false);
+        std::mem::take(&mut self.sole)
+    }
+
+    /// Whether the next [`SlotPool::take_sole`] has `slot`.
+    pub(crate) fn is_sole(&self, slot: SlotId) -> bool {
+        self.is_sole[slot.index()]
     }
 
     pub(crate) fn free_list(&self) -> &[SlotId] {

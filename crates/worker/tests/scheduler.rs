@@ -394,13 +394,13 @@ fn a_paused_sequence_holds_back_nobody_else() {
     let slow = harness.submit(None, vec![1; 4], 50).unwrap();
     let fast = harness.submit(None, vec![2; 4], 50).unwrap();
     harness.step();
-    harness.scheduler.pause(slow, true);
+    harness.scheduler.pause(|id| id == slow);
     let held = harness.active[&slow].tokens.len();
     for _ in 0..10 {
         harness.step();
     }
     assert_eq!(harness.active[&slow].tokens.len(), held);
     assert_eq!(harness.active[&fast].left, 50 - 11);
-    harness.scheduler.pause(slow, false);
+    harness.scheduler.pause(|_| false);
     harness.drain();
 }

@@ -1,14 +1,15 @@
-//! The prefix tree's own invariants, for the audit: every node is linked once, under its first token, and the order
-//! of leaves has exactly the nodes without children. Only reads.
+//! The prefix tree's own invariants, for the audit: every node is linked once, under its first token, the leaves are
+//! exactly the nodes without children, and every one whose end nobody uses is considered for eviction. Only reads.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use super::PrefixTree;
 use super::nodes::{NodeId, Nodes, Parent};
+use crate::pool::SlotPool;
 
 impl PrefixTree {
     /// What is wrong with the links, if anything is.
-    pub(crate) fn check(&self) -> Result<(), &'static str> {
+    pub(crate) fn check(&self, pool: &SlotPool) -> Result<(), &'static str> {
         let nodes = &self.nodes;
         let linked = linked(nodes)?;
         let (present, empty): (Vec<NodeId>, Vec<NodeId>) =
@@ -22,9 +23,20 @@ impl PrefixTree {
             return Err("the vacant places are not those without a node");
         }
         let leaves = linked.iter().filter(|&&id| nodes.node(id).children.is_empty());
-        let leaves: BTreeSet<_> = leaves.map(|&id| (nodes.node(id).last_use, id)).collect();
-        if leaves != nodes.leaves {
-            return Err("the order of leaves is not that of the nodes without children");
+        let ends: HashMap<_, _> = leaves.map(|&id| (nodes.node(id).end(), id)).collect();
+        if ends != nodes.ends {
+            return Err("the leaves are not the nodes without children");
+        }
+        let order: BTreeSet<_> = ends.values().map(|&id| (nodes.node(id).last_use, id)).collect();
+        if !nodes.considered.is_subset(&order) {
+            return Err("what is considered for eviction is no leaf, or has another last use");
+        }
+        let missed = |&(&slot, &id): &(&_, &NodeId)| {
+            let is_known = nodes.considered.contains(&(nodes.node(id).last_use, id)) || pool.is_sole(slot);
+            pool.refs(slot) == 1 && !is_known
+        };
+        if ends.iter().any(|end| missed(&end)) {
+            return Err("a leaf whose end nobody uses is not considered for eviction");
         }
         if nodes.iter().map(|node| node.rows.len()).sum::<usize>() != nodes.rows {
             return Err("the rows are not as many as counted");
@@ -89,6 +101,8 @@ mod tests {
             }
         }
         assert_eq!((tree.len(), tree.nodes()), (4, 3));
+        // Both leaves are new, and considered without the pool's word.
+        pool.take_sole();
         damage(&mut tree.nodes);
         audit_with_tree(&pool, std::iter::empty(), &tree)
     }
@@ -101,16 +115,17 @@ mod tests {
     #[test]
     fn the_audit_finds_every_kind_of_damage() {
         assert_eq!(after(|_| ()), Ok(()));
-        let shape: [(&str, Damage); 8] = [
-            ("leaf not in order", |nodes| nodes.leaves.clear()),
+        let shape: [(&str, Damage); 9] = [
+            ("unknown leaf", |nodes| nodes.ends.clear()),
+            ("idle leaf not considered", |nodes| nodes.considered.clear()),
             ("stale last use", |nodes| {
                 nodes.nodes[0].as_mut().unwrap().last_use.0 += std::time::Duration::from_secs(1);
             }),
             ("used after what is above it", |nodes| {
-                let (_, leaf) = nodes.leaves.pop_first().unwrap();
+                let (_, leaf) = nodes.considered.pop_first().unwrap();
                 let later = Tick(std::time::Duration::from_secs(1));
                 nodes.nodes[leaf.0 as usize].as_mut().unwrap().last_use = later;
-                nodes.leaves.insert((later, leaf));
+                nodes.considered.insert((later, leaf));
             }),
             ("unlinked", |nodes| nodes.roots.clear()),
             ("empty root", |nodes| drop(nodes.roots.insert(TenantId::parse("b").unwrap(), [].into()))),

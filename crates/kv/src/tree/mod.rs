@@ -146,21 +146,24 @@ impl PrefixTree {
     /// Drops the rows at the end of the least recently used leaf that nobody else holds: all of it, or what lies after
     /// the last row in use. Returns how many slots became free, `None` if every leaf is in use to its end.
     ///
-    /// A leaf that is passed over is in use, so it counts as used `now`: later calls look at all others before it.
-    pub fn evict_leaf(&mut self, now: Tick, pool: &mut SlotPool) -> Option<usize> {
-        let mut leaves = self.nodes.leaves.iter().copied();
-        let ends_idle = |id| {
+    /// Looks at leaves that are new or whose end lost a holder since the last call, and at no other.
+    pub fn evict_leaf(&mut self, pool: &mut SlotPool) -> Option<usize> {
+        pool.take_sole().into_iter().for_each(|slot| self.nodes.consider(slot));
+        while let Some(id) = self.nodes.oldest_considered() {
             let node = self.nodes.node(id);
-            used_rows(node, pool) < node.rows.len()
-        };
-        let (last_use, id) = leaves.find(|&(_, id)| ends_idle(id))?;
-        let passed: Vec<_> = self.nodes.leaves.range(..(last_use, NodeId(0))).map(|&(_, id)| id).collect();
-        passed.into_iter().for_each(|id| self.nodes.touch(id, now));
-        let rows = match used_rows(self.nodes.node(id), pool) {
-            0 => self.nodes.detach(id).1,
-            used => self.nodes.shorten(id, used),
-        };
-        Some(release(&rows, pool))
+            let used = used_rows(node, pool);
+            let rows = if used == node.rows.len() {
+                // The pool tells when its end loses a holder.
+                self.nodes.pass_over(id);
+                continue;
+            } else if used > 0 {
+                self.nodes.shorten(id, used)
+            } else {
+                self.nodes.detach(id).1
+            };
+            return Some(release(&rows, pool));
+        }
+        None
     }
 
     /// Gives every slot back; sessions keep the rows they hold. Returns how many slots became free.
@@ -190,8 +193,7 @@ impl PrefixTree {
         while let Some(&token) = tokens.get(found.rows).filter(|_| !found.inside) {
             let Some(id) = self.nodes.child(&parent, token) else { break };
             let rows = &self.nodes.node(id).rows;
-            let pairs = rows.iter().zip(&tokens[found.rows..]);
-            let same = pairs.take_while(|(row, token)| row.token == **token).count();
+            let same = common(rows, &tokens[found.rows..]);
             let inside = same < rows.len();
             found = Found { rows: found.rows + same, above: found.rows, last: Some(id), inside };
             parent = Parent::Node(id);
@@ -210,6 +212,21 @@ struct Found {
     last: Option<NodeId>,
     /// Whether that node has more rows.
     inside: bool,
+}
+
+/// Rows that are compared at once.
+const CHUNK: usize = 32;
+
+/// How many rows, from the first, are those of `tokens`.
+fn common(rows: &[Row], tokens: &[u32]) -> usize {
+    let is_same = |(row, token): (&Row, &u32)| row.token == *token;
+    let chunks = rows.chunks_exact(CHUNK).zip(tokens.chunks_exact(CHUNK));
+    // Without a way out in between, so that a chunk takes a few vector instructions.
+    let equal = |(rows, tokens): &(&[Row], &[u32])| {
+        rows.iter().zip(*tokens).fold(true, |same, pair| same & is_same(pair))
+    };
+    let whole = CHUNK * chunks.take_while(equal).count();
+    whole + rows[whole..].iter().zip(&tokens[whole..]).take_while(|pair| is_same(*pair)).count()
 }
 
 /// Rows of a node up to the last one that somebody else holds.

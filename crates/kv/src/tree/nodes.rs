@@ -1,8 +1,9 @@
-//! The shape of the prefix tree: nodes in one vector, their links, and the leaves in order of last use.
+//! The shape of the prefix tree: nodes in one vector, their links, its leaves by the slot of their last row, and those
+//! that are considered for eviction in order of last use.
 //!
 //! Promises that a node is found under the first token of its rows, that it was used no later than the node above it,
-//! that a namespace without nodes has no entry, and that the order of leaves has every node without children, once.
-//! Never knows who holds a slot.
+//! that a namespace without nodes has no entry, that every leaf is known by its end, and that a new leaf, or one with a
+//! new end, is considered. Never knows who holds a slot.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -49,13 +50,23 @@ pub(super) struct Node {
     pub(super) last_use: Tick,
 }
 
+impl Node {
+    /// The slot of its last row.
+    pub(super) fn end(&self) -> SlotId {
+        self.rows[self.rows.len() - 1].slot
+    }
+}
+
 /// All nodes of all namespaces.
 #[derive(Debug, Default)]
 pub(super) struct Nodes {
     pub(super) nodes: Vec<Option<Node>>,
     pub(super) vacant: Vec<NodeId>,
     pub(super) roots: HashMap<TenantId, Children>,
-    pub(super) leaves: BTreeSet<(Tick, NodeId)>,
+    /// Nodes without children, by the slot of their last row.
+    pub(super) ends: HashMap<SlotId, NodeId>,
+    /// Leaves that may end in rows that nobody uses.
+    pub(super) considered: BTreeSet<(Tick, NodeId)>,
     pub(super) rows: usize,
 }
 
@@ -91,18 +102,17 @@ impl Nodes {
         let token = rows[0].token;
         self.rows += rows.len();
         if let Some(above) = parent.node() {
-            let last_use = self.node(above).last_use;
-            self.leaves.remove(&(last_use, above));
+            self.forget_leaf(above);
         }
         let id = self.place(Node { parent: parent.clone(), rows, children: Children::new(), last_use: now });
-        self.leaves.insert((now, id));
+        self.know_leaf(id);
         let other = self.children_mut(parent).insert(token, id);
         assert!(other.is_none(), "a row in the tree is never replaced");
         id
     }
 
     /// Makes two nodes of one and returns the upper, which has the first `at` rows. The lower one keeps the id, so
-    /// that links from below and the order of leaves stay as they are.
+    /// that links from below and what is known of leaves stay as they are.
     pub(super) fn split(&mut self, id: NodeId, at: usize) -> NodeId {
         let node = self.node_mut(id);
         let (upper, lower): (Box<[Row]>, Box<[Row]>) = (node.rows[..at].into(), node.rows[at..].into());
@@ -123,18 +133,18 @@ impl Nodes {
             let node = self.node_mut(id);
             let before = std::mem::replace(&mut node.last_use, now);
             next = node.parent.node();
-            if self.leaves.remove(&(before, id)) {
-                self.leaves.insert((now, id));
+            if self.considered.remove(&(before, id)) {
+                self.considered.insert((now, id));
             }
         }
     }
 
     /// Takes a leaf out. Returns what it hung from, and its rows.
     pub(super) fn detach(&mut self, id: NodeId) -> (Parent, Box<[Row]>) {
+        self.forget_leaf(id);
         let node = self.nodes[id.0 as usize].take().expect("a link leads to a node");
         assert!(node.children.is_empty(), "only a leaf is taken out");
         self.vacant.push(id);
-        self.leaves.remove(&(node.last_use, id));
         self.rows -= node.rows.len();
         let siblings = self.children_mut(node.parent.clone());
         siblings.remove(&node.rows[0].token);
@@ -143,9 +153,7 @@ impl Nodes {
                 Parent::Root(namespace) => {
                     self.roots.remove(namespace);
                 }
-                Parent::Node(above) => {
-                    self.leaves.insert((self.node(*above).last_use, *above));
-                }
+                Parent::Node(above) => self.know_leaf(*above),
             }
         }
         (node.parent, node.rows)
@@ -153,12 +161,44 @@ impl Nodes {
 
     /// Cuts a leaf down to its first `keep` rows, at least one, and returns the others.
     pub(super) fn shorten(&mut self, id: NodeId, keep: usize) -> Box<[Row]> {
+        self.forget_leaf(id);
         let node = self.node_mut(id);
         assert!(node.children.is_empty() && keep > 0, "only the end of a leaf is cut off");
         let cut: Box<[Row]> = node.rows[keep..].into();
         node.rows = node.rows[..keep].into();
         self.rows -= cut.len();
+        self.know_leaf(id);
         cut
+    }
+
+    /// Has the leaf that ends in `slot`, if there is one, considered for eviction.
+    pub(super) fn consider(&mut self, slot: SlotId) {
+        if let Some(&id) = self.ends.get(&slot) {
+            self.considered.insert((self.node(id).last_use, id));
+        }
+    }
+
+    /// The least recently used of the leaves that are considered.
+    pub(super) fn oldest_considered(&self) -> Option<NodeId> {
+        self.considered.first().map(|&(_, id)| id)
+    }
+
+    /// A leaf is not considered until it is again.
+    pub(super) fn pass_over(&mut self, id: NodeId) {
+        self.considered.remove(&(self.node(id).last_use, id));
+    }
+
+    fn know_leaf(&mut self, id: NodeId) {
+        let node = self.node(id);
+        let (end, last_use) = (node.end(), node.last_use);
+        self.ends.insert(end, id);
+        self.considered.insert((last_use, id));
+    }
+
+    fn forget_leaf(&mut self, id: NodeId) {
+        self.pass_over(id);
+        let end = self.node(id).end();
+        self.ends.remove(&end);
     }
 
     fn place(&mut self, node: Node) -> NodeId {

@@ -171,7 +171,7 @@ fn released_rows_are_evicted_least_recently_used_first() {
     let system = [7, 7, 7, 7];
     let prompt = |agent: u32| [&system[..], &[agent, agent]].concat();
     let mut maps: Vec<SlotMap> = (0..4).map(|agent| group.session(&prompt(agent), agent.into())).collect();
-    assert_eq!(group.tree.evict_leaf(seconds(10), &mut group.pool), None, "all are in use");
+    assert_eq!(group.tree.evict_leaf(&mut group.pool), None, "all are in use");
     for map in &mut maps[1..] {
         map.clear(&mut group.pool);
     }
@@ -179,26 +179,26 @@ fn released_rows_are_evicted_least_recently_used_first() {
     group.private(&prompt(1), 20).clear(&mut group.pool);
     for gone in [2, 3, 1] {
         assert_eq!(group.matched(&prompt(gone)), 6);
-        assert_eq!(group.tree.evict_leaf(seconds(30), &mut group.pool), Some(2));
+        assert_eq!(group.tree.evict_leaf(&mut group.pool), Some(2));
         assert_eq!(group.matched(&prompt(gone)), 4);
     }
-    assert_eq!(group.tree.evict_leaf(seconds(30), &mut group.pool), None, "agent 0 holds the rest");
+    assert_eq!(group.tree.evict_leaf(&mut group.pool), None, "agent 0 holds the rest");
     maps[0].clear(&mut group.pool);
-    assert_eq!(group.tree.evict_leaf(seconds(40), &mut group.pool), Some(2));
-    assert_eq!(group.tree.evict_leaf(seconds(40), &mut group.pool), Some(4), "the system prompt goes last");
+    assert_eq!(group.tree.evict_leaf(&mut group.pool), Some(2));
+    assert_eq!(group.tree.evict_leaf(&mut group.pool), Some(4), "the system prompt goes last");
     assert_eq!((group.tree.len(), group.tree.nodes()), (0, 0));
 }
 
 #[test]
-fn a_leaf_in_use_when_eviction_passed_it_was_used_then() {
+fn a_leaf_that_eviction_passed_keeps_its_last_use() {
     let mut group = Group::new(64);
     let mut long = group.session(&[1, 1], 1);
     group.session(&[2, 2], 2).clear(&mut group.pool);
     group.session(&[3, 3], 3).clear(&mut group.pool);
-    assert_eq!(group.tree.evict_leaf(seconds(9), &mut group.pool), Some(2));
+    assert_eq!(group.tree.evict_leaf(&mut group.pool), Some(2));
     long.clear(&mut group.pool);
-    assert_eq!(group.tree.evict_leaf(seconds(9), &mut group.pool), Some(2));
-    assert_eq!((group.matched(&[1, 1]), group.matched(&[3, 3])), (2, 0));
+    assert_eq!(group.tree.evict_leaf(&mut group.pool), Some(2));
+    assert_eq!((group.matched(&[1, 1]), group.matched(&[3, 3])), (0, 2));
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn rows_past_what_a_session_took_can_be_evicted_without_the_rest() {
     let tokens: Vec<u32> = (0..10).collect();
     group.session(&tokens, 1).clear(&mut group.pool);
     let user = group.private(&tokens[..4], 2);
-    assert_eq!(group.tree.evict_leaf(seconds(3), &mut group.pool), Some(6));
+    assert_eq!(group.tree.evict_leaf(&mut group.pool), Some(6));
     assert_eq!(group.matched(&tokens), 4);
     group.audit(&[&user]);
 }
@@ -219,8 +219,8 @@ fn the_end_of_a_leaf_can_be_evicted_while_a_session_holds_its_beginning() {
     // It was cut at the first difference of its next prompt.
     let mut user = group.session(&tokens, 1);
     user.truncate(3, &mut group.pool);
-    assert_eq!(group.tree.evict_leaf(seconds(3), &mut group.pool), Some(7));
-    assert_eq!((group.matched(&tokens), group.tree.evict_leaf(seconds(4), &mut group.pool)), (3, None));
+    assert_eq!(group.tree.evict_leaf(&mut group.pool), Some(7));
+    assert_eq!((group.matched(&tokens), group.tree.evict_leaf(&mut group.pool)), (3, None));
     group.audit(&[&user]);
 }
 

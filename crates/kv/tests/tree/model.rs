@@ -49,13 +49,6 @@ impl Model {
         tokens.len() - held
     }
 
-    /// Marks all rows up to this one as used, as a walk to it does, without one.
-    pub(crate) fn touch(&mut self, prefix: &Prefix, now: Tick) {
-        for end in 1..=prefix.1.len() {
-            self.rows.get_mut(&(prefix.0, prefix.1[..end].to_vec())).unwrap().used = now;
-        }
-    }
-
     pub(crate) fn remove(&mut self, prefix: &Prefix) {
         self.rows.remove(prefix).unwrap();
     }

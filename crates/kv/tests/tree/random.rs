@@ -159,11 +159,10 @@ impl World {
         let idle_end = |leaf: &Prefix| self.model.idle_end(leaf, &self.pool);
         let idle: Vec<&Prefix> = leaves.iter().filter(|leaf| !idle_end(leaf).is_empty()).collect();
         let oldest = idle.iter().map(|leaf| used(leaf)).min();
-        let passed: Vec<Prefix> = leaves.iter().filter(|leaf| Some(used(leaf)) < oldest).cloned().collect();
         let ends: BTreeMap<&Prefix, Vec<Prefix>> = idle.iter().map(|leaf| (*leaf, idle_end(leaf))).collect();
         let before: BTreeSet<SlotId> = self.tree.slots().collect();
         let free = self.pool.free();
-        let freed = self.tree.evict_leaf(self.now, &mut self.pool);
+        let freed = self.tree.evict_leaf(&mut self.pool);
         assert_eq!(freed.is_none(), oldest.is_none(), "a leaf is evicted if the end of one is idle");
         assert_eq!(self.pool.free() - free, freed.unwrap_or(0));
         let after: BTreeSet<SlotId> = self.tree.slots().collect();
@@ -177,7 +176,6 @@ impl World {
         };
         let victim = idle.iter().find(|leaf| used(leaf) == oldest && slots(leaf) == gone);
         let victim = ends[*victim.expect("a least recently used leaf with an idle end")].clone();
-        passed.iter().for_each(|leaf| self.model.touch(leaf, self.now));
         victim.iter().for_each(|prefix| self.model.remove(prefix));
         freed
     }

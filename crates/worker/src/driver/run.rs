@@ -303,9 +303,8 @@ impl Driver {
             self.running.remove(&id);
             tracing::debug!(sequence = id.0, "the reader is gone: aborted");
         }
-        for (&id, turn) in &self.running {
-            self.scheduler.pause(id, is_full(&turn.events));
-        }
+        let Self { running, scheduler, .. } = self;
+        scheduler.pause(|id| running.get(&id).is_some_and(|turn| is_full(&turn.events)));
     }
 
     fn fail(&mut self, id: SequenceId, error: TurnError) {

@@ -31,7 +31,7 @@ impl Scheduler {
         let shared = if rows == 0 { self.tree.matched(&next.namespace, &next.tokens) } else { 0 };
         let promised: usize = self.running.iter().map(Sequence::pending).sum();
         let needed = next.tokens.len() - rows.max(shared.min(next.tokens.len() - 1)) + 1 + promised;
-        self.pool.free() >= needed || self.pool.free() + self.reclaimable(key) >= needed
+        self.has_slots(needed, key)
     }
 
     /// Most slots that a request holds at once: its prompt as far as prunes leave it, and what it generates.
@@ -143,7 +143,6 @@ impl Scheduler {
             prunes: sequence.keep.retention.prunes() || pruned,
             protected: sequence.keep.protected as usize,
             last_used: now,
-            pinned: false,
         };
         let left = self.cache.insert(key, idle, &mut self.pool);
         left.into_iter().for_each(|left| self.forget(left));

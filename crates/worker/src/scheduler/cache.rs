@@ -1,6 +1,6 @@
 //! Idle sessions: what a later turn can reuse, and what is given up first under pressure.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use hawser_common::clock::Tick;
@@ -29,8 +29,6 @@ pub(super) struct Idle {
     /// Of its tokens, the system message and the tools: what other sessions begin with too.
     pub(super) protected: usize,
     pub(super) last_used: Tick,
-    /// It is being handed over: its rows stay where they are.
-    pub(super) pinned: bool,
 }
 
 impl Idle {
@@ -46,6 +44,11 @@ impl Idle {
 
     pub(super) fn left(&self) -> Left {
         Left { memory: self.memory, archive: self.archive }
+    }
+
+    /// Whether it has rows that others could use.
+    fn gives(&self) -> bool {
+        !self.map.live().is_empty()
     }
 
     /// Whether anything is left that could not be had from the conversation alone.
@@ -65,6 +68,10 @@ pub(super) struct Left {
 #[derive(Debug, Default)]
 pub(super) struct SessionCache {
     idle: HashMap<SessionKey, Idle>,
+    /// Those that are being handed over: their rows stay where they are.
+    pinned: HashSet<SessionKey>,
+    /// Those with rows that can be given up, in the order in which they are.
+    giving: BTreeSet<(Tick, SessionKey)>,
 }
 
 impl SessionCache {
@@ -92,7 +99,13 @@ impl SessionCache {
             idle.tokens.truncate(idle.map.len());
         }
         let (new, is_kept) = (idle.left(), idle.is_kept());
-        let older = if is_kept { self.idle.insert(key, idle) } else { self.idle.remove(&key) };
+        let older = self.take(&key);
+        if is_kept {
+            if idle.gives() {
+                self.giving.insert((idle.last_used, key.clone()));
+            }
+            self.idle.insert(key, idle);
+        }
         let mut left = Vec::new();
         if let Some(mut older) = older {
             older.map.clear(pool);
@@ -111,16 +124,37 @@ impl SessionCache {
         self.idle.get(key).map_or(0, |idle| common_prefix(&idle.tokens, prompt))
     }
 
-    pub(super) fn find_mut(&mut self, key: &SessionKey) -> Option<&mut Idle> {
-        self.idle.get_mut(key)
+    /// Keeps a session's rows where they are until [`SessionCache::unpin`].
+    pub(super) fn pin(&mut self, key: &SessionKey) -> Option<&Idle> {
+        let idle = self.idle.get(key)?;
+        self.giving.remove(&(idle.last_used, key.clone()));
+        self.pinned.insert(key.clone());
+        Some(idle)
     }
 
-    pub(super) fn pinned(&self) -> impl Iterator<Item = &SlotMap> {
-        self.idle.values().filter(|idle| idle.pinned).map(|idle| &idle.map)
+    pub(super) fn unpin(&mut self, key: &SessionKey) {
+        if !self.pinned.remove(key) {
+            return;
+        }
+        if let Some(idle) = self.idle.get(key).filter(|idle| idle.gives()) {
+            self.giving.insert((idle.last_used, key.clone()));
+        }
+    }
+
+    /// A session that is pinned.
+    pub(super) fn pinned(&self, key: &SessionKey) -> Option<&Idle> {
+        self.pinned.get(key).and_then(|key| self.idle.get(key))
+    }
+
+    pub(super) fn pinned_maps(&self) -> impl Iterator<Item = &SlotMap> {
+        self.pinned.iter().filter_map(|key| self.idle.get(key)).map(|idle| &idle.map)
     }
 
     pub(super) fn take(&mut self, key: &SessionKey) -> Option<Idle> {
-        self.idle.remove(key)
+        let (key, idle) = self.idle.remove_entry(key)?;
+        self.pinned.remove(&key);
+        self.giving.remove(&(idle.last_used, key));
+        Some(idle)
     }
 
     /// Gives up the rows of the least recently used session; `None` if none has any. What it takes to compute them
@@ -131,11 +165,9 @@ impl SessionCache {
 
     /// As [`SessionCache::demote`], of those that were last used before `limit`.
     pub(super) fn demote_before(&mut self, limit: Tick, pool: &mut SlotPool) -> Option<Option<Left>> {
-        let given_up = |idle: &Idle| !idle.map.live().is_empty() && !idle.pinned && idle.last_used < limit;
-        let with_rows = self.idle.iter().filter(|(_, idle)| given_up(idle));
-        let oldest =
-            with_rows.min_by_key(|&(key, idle)| (idle.last_used, key)).map(|(key, _)| key.clone())?;
-        let idle = self.idle.get_mut(&oldest)?;
+        self.giving.first().filter(|(last_used, _)| *last_used < limit)?;
+        let (_, oldest) = self.giving.pop_first()?;
+        let idle = self.idle.get_mut(&oldest).expect("what can be given up is here");
         idle.map.clear(pool);
         let left = (!idle.is_kept()).then(|| idle.left());
         if left.is_some() {
@@ -143,10 +175,23 @@ impl SessionCache {
         }
         Some(left)
     }
+
+    /// Whether exactly the sessions with rows that are not pinned can be given up.
+    pub(super) fn is_sound(&self) -> bool {
+        let gives = |(key, idle): &(&SessionKey, &Idle)| idle.gives() && !self.pinned.contains(*key);
+        let giving = self.idle.iter().filter(gives).map(|(key, idle)| (idle.last_used, key.clone()));
+        giving.collect::<BTreeSet<_>>() == self.giving
+            && self.pinned.iter().all(|key| self.idle.contains_key(key))
+    }
 }
+
+/// Tokens that are compared at once.
+const CHUNK: usize = 64;
 
 /// Rows that two token lists share; tokens are compared, never hashes of them.
 fn common_prefix(held: &[u32], prompt: &[u32]) -> usize {
-    let same = held.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+    let chunks = held.chunks_exact(CHUNK).zip(prompt.chunks_exact(CHUNK));
+    let whole = CHUNK * chunks.take_while(|(a, b)| a == b).count();
+    let same = whole + held[whole..].iter().zip(&prompt[whole..]).take_while(|(a, b)| a == b).count();
     same.min(prompt.len().saturating_sub(1))
 }

@@ -186,11 +186,9 @@ impl Scheduler {
         late
     }
 
-    /// Says whether a sequence's reader has room for a token.
-    pub fn pause(&mut self, id: SequenceId, paused: bool) {
-        if let Some(sequence) = self.running.iter_mut().find(|sequence| sequence.id == id) {
-            sequence.paused = paused;
-        }
+    /// Says of every running sequence whether its reader has no room for a token.
+    pub fn pause(&mut self, is_full: impl Fn(SequenceId) -> bool) {
+        self.running.iter_mut().for_each(|sequence| sequence.paused = is_full(sequence.id));
     }
 
     /// Decides the next step and allocates its slots. Empty: nothing can run now.
@@ -199,22 +197,20 @@ impl Scheduler {
         self.finish_refills();
         self.admit(now);
         let mut plan = StepPlan::default();
-        self.plan_sequences(true, self.limits.step_tokens, &mut plan, now);
+        self.plan_sequences(true, self.limits.step_tokens, &mut plan);
         let decoding = plan.rows();
         let prefill = if decoding == 0 { self.limits.step_tokens } else { self.limits.mixed_tokens };
-        self.plan_sequences(false, self.limits.step_tokens.min(decoding + prefill), &mut plan, now);
+        self.plan_sequences(false, self.limits.step_tokens.min(decoding + prefill), &mut plan);
         plan.changes = self.take_changes();
         self.tell_tables(&mut plan);
         plan
     }
 
     /// Adds the sequences that decode, or those that prefill, up to `budget` rows of the whole plan.
-    fn plan_sequences(&mut self, decode: bool, budget: usize, plan: &mut StepPlan, now: Tick) {
-        let order: Vec<SequenceId> = self.running.iter().map(|sequence| sequence.id).collect();
-        for id in order {
-            // An earlier entry may have preempted it.
-            let Some(index) = self.running.iter().position(|sequence| sequence.id == id) else { continue };
-            let sequence = &self.running[index];
+    fn plan_sequences(&mut self, decode: bool, budget: usize, plan: &mut StepPlan) {
+        // What an entry preempts comes after it, so that those before stay where they are.
+        for index in 0.. {
+            let Some(sequence) = self.running.get(index) else { return };
             if sequence.refill.is_some() {
                 // What comes back is there before the next row, which sees it.
                 if !decode {
@@ -240,7 +236,7 @@ impl Scheduler {
             if count == 0 || is_decode != decode || waits || (with_hint && room <= hint) {
                 continue;
             }
-            self.make_room(index, if with_hint { count + hint } else { count }, plan, now);
+            self.make_room(index, if with_hint { count + hint } else { count }, plan);
             if with_hint && self.pool.free() >= count + hint {
                 self.plan_hint(index, hint, plan);
             } else if with_hint && index > 0 {
@@ -357,7 +353,6 @@ impl Scheduler {
             prunes: source.prunes,
             protected: source.protected,
             last_used: now,
-            pinned: false,
         };
         let left = self.cache.insert(to.clone(), copy, &mut self.pool);
         left.into_iter().for_each(|left| self.forget(left));
@@ -419,6 +414,7 @@ impl Scheduler {
         let arriving = self.arrivals.values().map(|idle| &idle.map);
         let maps = sequences.chain(self.cache.maps()).chain(arriving).chain([&self.hints]);
         assert!(self.archive.is_sound(), "an archive's slot is in use or free, once");
+        assert!(self.cache.is_sound(), "what can be given up under pressure is known");
         audit_with_tree(&self.pool, maps, &self.tree)
     }
 }

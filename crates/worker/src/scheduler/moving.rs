@@ -122,8 +122,7 @@ impl Scheduler {
 
     /// Pins an idle session and says what of it is to leave; `None` for one that is not here.
     pub fn leave(&mut self, key: &SessionKey) -> Option<Leaving> {
-        let idle = self.cache.find_mut(key)?;
-        idle.pinned = true;
+        let idle = self.cache.pin(key)?;
         // A session that is in the middle of computing its rows again begins that anew elsewhere.
         let whole = idle.map.parked().next().is_none();
         let (len, live, slots) = if whole {
@@ -147,15 +146,13 @@ impl Scheduler {
     /// Slots of some live positions of a session that [`Scheduler::leave`] pinned; `None` where it is gone.
     #[must_use]
     pub fn leaving_slots(&self, key: &SessionKey, rows: std::ops::Range<usize>) -> Option<Vec<SlotId>> {
-        let idle = self.cache.find(key).filter(|idle| idle.pinned)?;
+        let idle = self.cache.pinned(key)?;
         idle.map.live().get(rows).map(<[SlotId]>::to_vec)
     }
 
     /// Ends a pin: the session does not leave.
     pub fn stay(&mut self, key: &SessionKey) {
-        if let Some(idle) = self.cache.find_mut(key) {
-            idle.pinned = false;
-        }
+        self.cache.unpin(key);
     }
 
     /// Makes room for a session from elsewhere. What only the prefix tree holds gives way, and sessions that were used
@@ -169,12 +166,11 @@ impl Scheduler {
         namespace: hawser_common::TenantId,
         (last_used, remembers): (Tick, bool),
         vocabulary: usize,
-        now: Tick,
     ) -> Result<(ArrivalId, Option<MemoryId>), ArrivalRefused> {
         state.check(vocabulary)?;
         let needed = state.live.len();
         while self.pool.free() < needed {
-            if self.tree.evict_leaf(now, &mut self.pool).is_some() {
+            if self.tree.evict_leaf(&mut self.pool).is_some() {
                 continue;
             }
             let Some(left) = self.cache.demote_before(last_used, &mut self.pool) else { break };
@@ -202,7 +198,6 @@ impl Scheduler {
             prunes: state.prunes,
             protected: state.protected as usize,
             last_used,
-            pinned: false,
         };
         self.next_arrival += 1;
         let id = ArrivalId(self.next_arrival);

@@ -2,7 +2,7 @@
 
 use hawser_common::SessionKey;
 use hawser_common::clock::Tick;
-use hawser_kv::{PrefixTree, SlotPool};
+use hawser_kv::{PrefixTree, SlotMap, SlotPool};
 
 use super::{Scheduler, Sequence, StepPlan};
 
@@ -24,9 +24,9 @@ impl Scheduler {
 
     /// Makes `count` slots free if that is possible without stopping a sequence that the plan runs: rows that only the
     /// tree holds go first, then idle sessions, then sequences admitted after the one at `index`.
-    pub(super) fn make_room(&mut self, index: usize, count: usize, plan: &StepPlan, now: Tick) {
+    pub(super) fn make_room(&mut self, index: usize, count: usize, plan: &StepPlan) {
         while self.pool.free() < count {
-            if self.tree.evict_leaf(now, &mut self.pool).is_some() {
+            if self.tree.evict_leaf(&mut self.pool).is_some() {
                 continue;
             }
             if let Some(left) = self.cache.demote(&mut self.pool) {
@@ -53,15 +53,34 @@ impl Scheduler {
 
     /// Slots that are neither free nor held by a running or waiting sequence, by a session that moves, or by `keep`.
     pub(super) fn reclaimable(&self, keep: Option<&SessionKey>) -> usize {
-        let mut needed = vec![false; self.pool.total()];
+        let mut held = 0;
+        if self.needed(keep).any(|map| !map.is_empty()) {
+            let mut seen = vec![false; self.pool.total()];
+            for slot in self.needed(keep).flat_map(|map| map.live().iter().copied().chain(map.parked())) {
+                held += usize::from(!std::mem::replace(&mut seen[slot.index()], true));
+            }
+        }
+        self.pool.usable() - self.pool.free() - held
+    }
+
+    /// Whether `count` slots are free or [reclaimable](Self::reclaimable). Those that several hold are looked for only
+    /// where they decide.
+    pub(super) fn has_slots(&self, count: usize, keep: Option<&SessionKey>) -> bool {
+        let free = self.pool.free();
+        let held = || self.needed(keep).map(|map| map.live().len() + map.parked().count()).sum();
+        free >= count
+            || self.pool.usable().saturating_sub(held()) >= count
+            || free + self.reclaimable(keep) >= count
+    }
+
+    /// Maps whose slots are not given up for others.
+    fn needed(&self, keep: Option<&SessionKey>) -> impl Iterator<Item = &SlotMap> {
         let sequences = self.running.iter().chain(&self.waiting).map(|sequence| &sequence.map);
         let kept = keep.and_then(|key| self.cache.find(key)).map(|idle| &idle.map);
-        let moving = self.cache.pinned().chain(self.arrivals.values().map(|idle| &idle.map));
-        for map in sequences.chain(kept).chain(moving) {
-            map.live().iter().copied().chain(map.parked()).for_each(|slot| needed[slot.index()] = true);
-        }
-        let held = needed.iter().filter(|needed| **needed).count();
-        self.pool.usable() - self.pool.free() - held
+        sequences
+            .chain(kept)
+            .chain(self.cache.pinned_maps())
+            .chain(self.arrivals.values().map(|idle| &idle.map))
     }
 }
 

@@ -339,7 +339,7 @@ impl Harness {
                 Some(leaving.slots.clone())
             );
             let history = (self.now, leaving.memory.is_some());
-            let arrived = target.arrive(state, TenantId::single(), history, 1_000, self.now);
+            let arrived = target.arrive(state, TenantId::single(), history, 1_000);
             let Ok((id, memory)) = arrived else {
                 target.audit().unwrap();
                 self.sessions[session] = Reference::default();

@@ -91,7 +91,7 @@ impl Driver {
         }
         let last_used = Tick(now.0.saturating_sub(idle));
         let history = (last_used, memory.is_some());
-        let (id, remembers) = self.scheduler.arrive(state, key.tenant, history, vocabulary, now)?;
+        let (id, remembers) = self.scheduler.arrive(state, key.tenant, history, vocabulary)?;
         self.moving.push(Moving { alive, what: Which::Arriving(id) });
         // Moves into the archive that still wait read slots that are this session's now.
         self.flush()?;
