@@ -71,6 +71,8 @@ const KEPT_TO: &[(&str, &[&str])] = &[
     ("axum", &["telemetry"]),
     ("tokio", &["common", "placement", "worker", "router", "client", "cli", "telemetry", "testkit", "tests"]),
     ("libc", &["device"]),
+    // Others have TLS from tonic.
+    ("rustls", &["device"]),
     ("memmap2", &["device"]),
     ("gemm", &["device"]),
     ("cudarc", &["device"]),

@@ -20,6 +20,7 @@ mod network;
 mod partition;
 mod process;
 mod processes;
+mod rank_tls;
 mod ranks;
 mod rebalance;
 mod retention;

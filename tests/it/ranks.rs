@@ -101,7 +101,7 @@ async fn e9_a_follower_with_another_clock_changes_nothing() {
     let (router, uri) = Server::router(&[]).await;
     let client = connect(&uri).await;
     let meeting = free_address();
-    let leader = start_leader(&uri, &meeting).await;
+    let leader = start_leader(&uri, &meeting, &[]).await;
     let same = start_follower(&[], &meeting);
     let request = || token_request("", &words(602, 40), 60);
     served(&client, LIMIT).await;
@@ -165,14 +165,14 @@ struct Faults {
 
 /// From the fault to the error at the client.
 const DETECTED: Duration = Duration::from_secs(3);
-const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 impl Faults {
     async fn start() -> Self {
         let (router, uri) = Server::router(&[]).await;
         let client = connect(&uri).await;
         let meeting = free_address();
-        let leader = start_leader(&uri, &meeting).await;
+        let leader = start_leader(&uri, &meeting, &[]).await;
         let follower = start_follower(&[], &meeting);
         Self { router, uri, client, meeting, leader, follower }
     }
@@ -237,7 +237,7 @@ impl Faults {
         }
         match fault.victim() {
             Victim::Follower => self.follower = start_follower(&[], &self.meeting),
-            Victim::Leader => self.leader = start_leader(&self.uri, &self.meeting).await,
+            Victim::Leader => self.leader = start_leader(&self.uri, &self.meeting, &[]).await,
         }
     }
 }
@@ -255,14 +255,15 @@ pub(crate) async fn failure(frames: &mut FrameStream) -> ClientError {
 }
 
 /// The address of a listener that is closed again: free a moment ago.
-fn free_address() -> String {
+pub(crate) fn free_address() -> String {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
 /// Leases are short, so that a leader that died can be followed by another one of the same name.
-async fn start_leader(uri: &str, meeting: &str) -> Server {
+pub(crate) async fn start_leader(uri: &str, meeting: &str, more: &[&str]) -> Server {
     let mut arguments = rank_arguments("0", meeting);
     arguments.extend(["--set", "worker.lease_ttl_ms=2000"].map(str::to_owned));
+    arguments.extend(more.iter().map(|&more| more.to_owned()));
     Server::worker(uri, "g", &arguments.iter().map(String::as_str).collect::<Vec<_>>()).await
 }
 
@@ -321,7 +322,7 @@ async fn p22_status_shows_every_rank_and_which_one_went() {
     let (router, uri) = Server::router(&[]).await;
     let client = connect(&uri).await;
     let meeting = free_address();
-    let leader = start_leader(&uri, &meeting).await;
+    let leader = start_leader(&uri, &meeting, &[]).await;
     let other = start_follower(&[], &meeting);
     served(&client, Duration::from_secs(60)).await;
     // Heartbeats say where each rank is.

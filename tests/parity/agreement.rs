@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use hawser_common::retention::{Aggregation, Policy, Retention};
-use hawser_device::collective::{Collective, TcpRank};
+use hawser_device::collective::{Collective, Connection, TcpRank};
 use hawser_device::kv::RowType;
 use hawser_eval::prepare::{Schemas, prepare};
 use hawser_eval::session::{Engine, Session};
@@ -102,8 +102,9 @@ fn over_tcp(
     each: impl Fn(Rank) -> Result<Record> + Sync,
 ) -> Result<Record> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
-    let spoke = TcpRank::spoke(1, 2, TcpStream::connect(listener.local_addr()?)?, TIMEOUT)?;
-    let hub = TcpRank::hub(vec![listener.accept()?.0], TIMEOUT)?;
+    let spoke = Connection::plain(TcpStream::connect(listener.local_addr()?)?)?;
+    let spoke = TcpRank::spoke(1, 2, spoke, TIMEOUT)?;
+    let hub = TcpRank::hub(vec![Connection::plain(listener.accept()?.0)?], TIMEOUT)?;
     let ends = Mutex::new([Some(hub), Some(spoke)]);
     let take = |rank: usize| ends.lock().ok().and_then(|mut ends| ends[rank].take());
     let transport = |rank: hawser_device::collective::ThreadRank| -> Box<dyn Collective> {

@@ -31,6 +31,19 @@ pub struct ClientTls {
     pub key_file: Option<PathBuf>,
 }
 
+/// Both sides of connections among equals, each of which shows its certificate to the other. Without files they talk
+/// plain text.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MutualTls {
+    /// Authorities that the others' certificates are checked against, in PEM.
+    pub ca_file: Option<PathBuf>,
+    /// The own certificate, with what it was signed by below the authority, in PEM.
+    pub cert_file: Option<PathBuf>,
+    /// Its key, in PEM.
+    pub key_file: Option<PathBuf>,
+}
+
 /// Files that make no sense together.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{given} needs {missing} as well")]
@@ -85,6 +98,25 @@ impl ClientTls {
     }
 }
 
+impl MutualTls {
+    /// # Errors
+    /// [`InvalidTls`]: some of the three files, and not all.
+    pub fn validate(&self) -> Result<(), InvalidTls> {
+        let ca = ("ca_file", self.ca_file.is_some());
+        let cert = ("cert_file", self.cert_file.is_some());
+        let key = ("key_file", self.key_file.is_some());
+        needs(ca, cert)?;
+        needs(cert, key)?;
+        needs(key, ca)
+    }
+
+    /// Whether connections are encrypted.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.ca_file.is_some()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,5 +134,23 @@ mod tests {
         check(ClientTls { cert_file: some(), ..Default::default() }, "key_file");
         check(ClientTls { key_file: some(), ..Default::default() }, "cert_file");
         check(ClientTls { cert_file: some(), key_file: some(), ca_file: None }, "ca_file");
+    }
+
+    #[test]
+    fn of_mutual_tls_all_files_are_there_or_none() {
+        for given in 0..8u8 {
+            let file = |bit: u8| (given & bit != 0).then(|| PathBuf::from("x.pem"));
+            let tls = MutualTls { ca_file: file(1), cert_file: file(2), key_file: file(4) };
+            let whole = given == 0 || given == 7;
+            assert_eq!(tls.validate().is_ok(), whole, "{tls:?}");
+            if let Err(InvalidTls { given, missing }) = tls.validate() {
+                let is_set = |name| match name {
+                    "ca_file" => tls.ca_file.is_some(),
+                    "cert_file" => tls.cert_file.is_some(),
+                    _ => tls.key_file.is_some(),
+                };
+                assert!(is_set(given) && !is_set(missing), "{tls:?}: {given} needs {missing}");
+            }
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! Time of sums across two ranks: `cargo bench -p hawser-device --bench collective [-- <words of case names>]`.
 //!
 //! 576 values are what a decode step of a small model adds some sixty times, 512 rows of them what a prefill chunk
-//! adds, and 49,152 are its logits. The ranks are threads of this process, joined by memory or by TCP on loopback;
-//! each needs a core. Rounds are short, so that on a busy machine the best one shows what the code can do. Given are
+//! adds, and 49,152 are its logits. The ranks are threads of this process, joined by memory, or by TCP on loopback in
+//! plain text or TLS; each needs a core. Rounds are short, so that on a busy machine the best one shows what the code can do. Given are
 //! the median and the best round of rank 0, and bytes of values per second and direction in the best one.
 #![allow(clippy::print_stdout, reason = "a benchmark's output is what it prints")]
 
@@ -10,7 +10,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use hawser_common::clock::Clock;
-use hawser_device::collective::{Collective, Reduce, TcpRank, ThreadGroup, Values};
+use hawser_device::collective::{Collective, Connection, RankTls, Reduce, TcpRank, ThreadGroup, Values};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const ROUNDS: usize = 301;
@@ -30,7 +30,8 @@ fn main() {
         ("sum of 512x576", Call::Sum(512 * HIDDEN), 3),
         ("gather of 49152", Call::Gather(LOGITS), 10),
     ] {
-        for (transport, open) in [("threads", threads as fn() -> Vec<Box<dyn Collective>>), ("tcp", tcp)] {
+        let threads = ("threads", threads as fn() -> Vec<Box<dyn Collective>>);
+        for (transport, open) in [threads, ("tcp", || tcp(None)), ("tls", || tcp(Some(certificates())))] {
             let name = format!("{transport} 2 {name}");
             if words.iter().all(|word| name.contains(word)) {
                 report(&name, call, measure(open(), call, repeats));
@@ -44,14 +45,28 @@ fn threads() -> Vec<Box<dyn Collective>> {
     ranks.map(|rank| Box::new(rank) as Box<dyn Collective>).collect()
 }
 
-fn tcp() -> Vec<Box<dyn Collective>> {
+fn tcp(tls: Option<RankTls>) -> Vec<Box<dyn Collective>> {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
     let address = listener.local_addr().expect("a bound socket has an address");
     let spoke = TcpStream::connect(address).expect("the listener is there");
     let (hub, _) = listener.accept().expect("a connection waits");
-    let hub = TcpRank::hub(vec![hub], TIMEOUT).expect("a connected stream can be set up");
-    let spoke = TcpRank::spoke(1, 2, spoke, TIMEOUT).expect("a connected stream can be set up");
+    let tls = tls.as_ref();
+    let (hub, spoke) = std::thread::scope(|scope| {
+        let spoke = scope.spawn(move || Connection::dial((spoke, "127.0.0.1"), tls, TIMEOUT));
+        let hub = Connection::accept(hub, tls, TIMEOUT).expect("both ends have the same certificates");
+        (hub, spoke.join().expect("no rank panics").expect("both ends have the same certificates"))
+    });
+    let hub = TcpRank::hub(vec![hub], TIMEOUT).expect("two ranks are few");
+    let spoke = TcpRank::spoke(1, 2, spoke, TIMEOUT).expect("rank 1 is one of two");
     vec![Box::new(hub), Box::new(spoke)]
+}
+
+/// One certificate for loopback, which is its own authority.
+fn certificates() -> RankTls {
+    let names = vec!["127.0.0.1".to_owned()];
+    let own = rcgen::generate_simple_self_signed(names).expect("an address is a name");
+    let (cert, key) = (own.cert.pem(), own.signing_key.serialize_pem());
+    RankTls::from_pem(cert.as_bytes(), cert.as_bytes(), key.as_bytes()).expect("it was just made")
 }
 
 /// Time per call in each round, on rank 0.

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use hawser_common::retention::{InvalidRetention, Retention};
-use hawser_common::tls::{ClientTls, InvalidTls, ServerTls};
+use hawser_common::tls::{ClientTls, InvalidTls, MutualTls, ServerTls};
 use hawser_common::{Coded, ErrorCode, GroupId, Keepalive};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -136,6 +136,8 @@ pub struct WorkerOptions {
     pub tls: ServerTls,
     /// How this group talks to those that its sessions go to.
     pub peer_tls: ClientTls,
+    /// What the ranks of a group of processes show to each other. All of them have it, or none.
+    pub rank_tls: MutualTls,
     /// Of the connections from routers. Not a key: every hop has the same.
     #[serde(skip)]
     pub keepalive: Keepalive,
@@ -183,6 +185,7 @@ impl Default for WorkerOptions {
             retention: Retention::default(),
             tls: ServerTls::default(),
             peer_tls: ClientTls::default(),
+            rank_tls: MutualTls::default(),
             keepalive: Keepalive::default(),
             simulated: SimulatedOptions::default(),
         }
@@ -202,6 +205,10 @@ pub enum InvalidOptions {
     Tls(#[from] InvalidTls),
     #[error("peer_tls: {0}")]
     PeerTls(InvalidTls),
+    #[error("rank_tls: {0}")]
+    RankTls(InvalidTls),
+    #[error("rank_tls does not encrypt what NCCL sends; choose collective = \"tcp\", or do without rank_tls")]
+    RankTlsOverNccl,
     #[error("{key} is {found}; allowed is {allowed}")]
     Value { key: &'static str, found: u64, allowed: &'static str },
     #[error("simulated.time_scale is {found}; allowed is 0 to 1000")]
@@ -259,6 +266,10 @@ impl WorkerOptions {
         self.rebalance.validate()?;
         self.tls.validate()?;
         self.peer_tls.validate().map_err(InvalidOptions::PeerTls)?;
+        self.rank_tls.validate().map_err(InvalidOptions::RankTls)?;
+        if self.rank_tls.is_on() && self.collective == CollectiveKind::Nccl {
+            return Err(InvalidOptions::RankTlsOverNccl);
+        }
         self.retention.validate()?;
         self.simulated.validate()
     }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 pub use error::CollectiveError;
 pub use faulty::{Fault, Faulty};
 pub use single::Single;
-pub use tcp::TcpRank;
+pub use tcp::{Connection, ConnectionError, RankTls, RankTlsError, TcpRank};
 pub use threads::{ThreadGroup, ThreadRank};
 pub use timed::{CallTimer, Timed};
 

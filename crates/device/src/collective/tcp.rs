@@ -1,4 +1,4 @@
-//! Ranks that are processes, joined by TCP connections: rank 0 is the hub and has one to each other rank.
+//! Ranks that are processes, joined by TCP connections, in plain text or TLS: rank 0 is the hub and has one to each other rank.
 //!
 //! In a group of two both ranks send their values and add them, each on its own. In a larger one each rank sends to
 //! the hub, which adds and answers. Either way values are added in the order of the ranks, and in every call a frame,
@@ -8,7 +8,6 @@
 //! Never connects, never resends.
 
 use std::io;
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,11 +16,17 @@ use super::element::{Buffer, Element, Fold, blocks, copy, with_elements};
 use super::failure::Failure;
 use super::{AbortHandle, Collective, CollectiveError, Reduce, StepTag, Traffic, Values};
 
+mod connection;
 mod deadline;
 mod exchange;
 mod frame;
+mod ready;
+mod tls;
 mod transfer;
 mod wires;
+
+pub use connection::{Connection, ConnectionError};
+pub use tls::{RankTls, RankTlsError};
 
 use deadline::Deadline;
 use exchange::{collect, distribute, swap};
@@ -52,23 +57,23 @@ impl TcpRank {
     /// Rank 0, connected with ranks 1, 2, … in this order. No call takes longer than `timeout`.
     ///
     /// # Errors
-    /// A stream that cannot be set up, or too many of them.
-    pub fn hub(streams: Vec<TcpStream>, timeout: Duration) -> io::Result<Self> {
-        let world = streams.len() + 1;
-        let wires = streams.into_iter().enumerate().map(|(i, stream)| Wire::new(i + 1, stream));
-        Self::new(0, world, wires.collect::<io::Result<_>>()?, timeout)
+    /// Too many of them.
+    pub fn hub(connections: Vec<Connection>, timeout: Duration) -> io::Result<Self> {
+        let world = connections.len() + 1;
+        let wires = connections.into_iter().enumerate().map(|(i, connection)| Wire::new(i + 1, connection));
+        Self::new(0, world, wires.collect(), timeout)
     }
 
     /// Rank `rank` of `world`, connected with rank 0. No call takes longer than `timeout`.
     ///
     /// # Errors
-    /// A stream that cannot be set up, or a rank that no such group has.
-    pub fn spoke(rank: usize, world: usize, stream: TcpStream, timeout: Duration) -> io::Result<Self> {
+    /// A rank that no such group has.
+    pub fn spoke(rank: usize, world: usize, connection: Connection, timeout: Duration) -> io::Result<Self> {
         if rank == 0 || rank >= world {
             let reason = format!("rank {rank} of {world} is no spoke: it must be between 0 and {world}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
         }
-        Self::new(rank, world, vec![Wire::new(0, stream)?], timeout)
+        Self::new(rank, world, vec![Wire::new(0, connection)], timeout)
     }
 
     fn new(rank: usize, world: usize, wires: Vec<Wire>, timeout: Duration) -> io::Result<Self> {

@@ -9,6 +9,7 @@ use super::*;
 
 mod faults;
 mod script;
+mod secured;
 mod sums;
 mod wire;
 
@@ -24,9 +25,11 @@ enum Transport {
     Single,
     Threads(usize),
     Tcp(usize),
+    /// TCP with certificates.
+    Tls(usize),
 }
 
-const ALL: [Transport; 8] = [
+const ALL: [Transport; 10] = [
     Transport::Single,
     Transport::Threads(1),
     Transport::Threads(2),
@@ -35,11 +38,22 @@ const ALL: [Transport; 8] = [
     Transport::Tcp(1),
     Transport::Tcp(2),
     Transport::Tcp(3),
+    Transport::Tls(2),
+    Transport::Tls(3),
 ];
 
 /// Those in which ranks can wait for each other.
-const JOINED: [Transport; 4] =
-    [Transport::Threads(2), Transport::Threads(3), Transport::Tcp(2), Transport::Tcp(3)];
+const JOINED: [Transport; 6] = [
+    Transport::Threads(2),
+    Transport::Threads(3),
+    Transport::Tcp(2),
+    Transport::Tcp(3),
+    Transport::Tls(2),
+    Transport::Tls(3),
+];
+
+/// Those that have connections: in plain text, and not.
+const SECURED: [bool; 2] = [false, true];
 
 type Rank = Box<dyn Collective>;
 
@@ -47,7 +61,7 @@ impl Transport {
     fn world(self) -> usize {
         match self {
             Self::Single => 1,
-            Self::Threads(world) | Self::Tcp(world) => world,
+            Self::Threads(world) | Self::Tcp(world) | Self::Tls(world) => world,
         }
     }
 
@@ -57,22 +71,33 @@ impl Transport {
             Self::Threads(world) => {
                 ThreadGroup::new(world, timeout).into_iter().map(|rank| Box::new(rank) as Rank).collect()
             }
-            Self::Tcp(world) => {
-                let (hub, spokes): (Vec<_>, Vec<_>) = (1..world).map(|_| connected()).unzip();
+            Self::Tcp(world) | Self::Tls(world) => {
+                let secured = matches!(self, Self::Tls(_));
+                let (hub, spokes): (Vec<_>, Vec<_>) = (1..world).map(|_| connected(secured)).unzip();
                 let hub = TcpRank::hub(hub, timeout).unwrap();
                 let spokes = spokes.into_iter().enumerate();
-                let spokes = spokes.map(|(i, stream)| TcpRank::spoke(i + 1, world, stream, timeout).unwrap());
+                let spokes = spokes.map(|(i, spoke)| TcpRank::spoke(i + 1, world, spoke, timeout).unwrap());
                 [hub].into_iter().chain(spokes).map(|rank| Box::new(rank) as Rank).collect()
             }
         }
     }
 }
 
-/// Two ends of one connection.
-fn connected() -> (TcpStream, TcpStream) {
+/// Two ends of one connection: the one that was dialled, and the one that dialled.
+fn connected(secured: bool) -> (Connection, Connection) {
+    let tls = secured.then(secured::own);
+    let (dialled, dials) = sockets();
+    std::thread::scope(|scope| {
+        let spoke = scope.spawn(move || Connection::dial((dials, "127.0.0.1"), tls, WATCHDOG));
+        (Connection::accept(dialled, tls, WATCHDOG).unwrap(), spoke.join().unwrap().unwrap())
+    })
+}
+
+/// As [`connected`], before anything was said.
+fn sockets() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let spoke = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    (listener.accept().unwrap().0, spoke)
+    let dials = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (listener.accept().unwrap().0, dials)
 }
 
 /// Runs `job` for each rank on a thread of its own. Fails if one does not end.

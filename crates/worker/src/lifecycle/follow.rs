@@ -5,6 +5,7 @@ use std::time::Duration;
 use hawser_common::clock::Clock;
 use hawser_common::telemetry::Telemetry;
 use hawser_common::{Coded, ErrorCode};
+use hawser_device::collective::{RankTls, RankTlsError};
 use hawser_model::checkpoint::Checkpoint;
 use thiserror::Error;
 
@@ -22,6 +23,8 @@ pub enum FollowerError {
     Options(#[from] InvalidOptions),
     #[error(transparent)]
     Load(#[from] LoadError),
+    #[error("worker.rank_tls: {0}")]
+    Tls(#[from] RankTlsError),
     #[error(transparent)]
     Follow(#[from] FollowError),
 }
@@ -31,13 +34,14 @@ impl Coded for FollowerError {
         match self {
             Self::Options(error) => error.code(),
             Self::Load(error) => error.code(),
-            Self::Follow(_) => ErrorCode::Unavailable,
+            Self::Tls(error) => error.code(),
+            Self::Follow(error) => error.code(),
         }
     }
 }
 
 /// Loads this rank's shard and follows the leader from epoch to epoch. Blocks until the leader ends the group in good
-/// order or refuses the rank.
+/// order or refuses the rank, or the two cannot trust each other.
 ///
 /// # Errors
 /// [`FollowerError`]; a leader that is away or a group that failed is no error, and is tried again.
@@ -51,6 +55,7 @@ pub fn follow_leader(options: &WorkerOptions) -> Result<(), FollowerError> {
 /// As [`follow_leader`].
 pub fn follow_leader_observed(options: &WorkerOptions, telemetry: &Telemetry) -> Result<(), FollowerError> {
     options.validate()?;
+    let tls = RankTls::read(&options.rank_tls)?;
     let checkpoint = Checkpoint::open(&options.model).map_err(LoadError::from)?;
     let plan = shard_plan(&checkpoint, options)?;
     let shard = shards(&checkpoint, options, &plan)?.swap_remove(0);
@@ -62,13 +67,14 @@ pub fn follow_leader_observed(options: &WorkerOptions, telemetry: &Telemetry) ->
         leader: options.rendezvous.clone(),
         threads: options.thread_count(),
         gpu: options.gpu,
+        tls,
         watch: Some(RankWatch { tracer: telemetry.tracer.clone(), clock: Clock::system() }),
     };
     drop(checkpoint);
     loop {
         match follower.run(rand::random()) {
             Ok(()) => return Ok(()),
-            Err(error @ FollowError::Refused { .. }) => return Err(error.into()),
+            Err(error) if error.is_lasting() => return Err(error.into()),
             Err(error) => tracing::warn!(rank = options.rank, %error, "trying to join the group again"),
         }
         std::thread::sleep(RETRY.mul_f64(0.5 + rand::random::<f64>()));

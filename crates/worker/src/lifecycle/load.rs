@@ -9,7 +9,7 @@ use hawser_common::clock::Clock;
 use hawser_common::telemetry::Tracer;
 use hawser_common::{Coded, ErrorCode};
 use hawser_device::DeviceError;
-use hawser_device::collective::CollectiveError;
+use hawser_device::collective::{CollectiveError, RankTls, RankTlsError};
 use hawser_device::kv::RowType;
 use hawser_model::checkpoint::{Checkpoint, CheckpointError};
 use hawser_model::config::ModelConfig;
@@ -42,6 +42,8 @@ pub enum LoadError {
     Shard(#[from] ShardError),
     #[error("worker.collective is nccl: {0}")]
     Collective(#[from] CollectiveError),
+    #[error("worker.rank_tls: {0}")]
+    RankTls(#[from] RankTlsError),
     #[error("cannot listen for ranks at {address}: {source}")]
     Rendezvous { address: String, source: std::io::Error },
     #[error("the chat template of {path}: {source}")]
@@ -150,6 +152,7 @@ fn simulate(options: &WorkerOptions, clock: &Clock) -> Result<Loaded, LoadError>
 fn load_model(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> Result<Loaded, LoadError> {
     let started = clock.now();
     sums(options).probe()?;
+    let tls = RankTls::read(&options.rank_tls)?;
     let checkpoint = Checkpoint::open(&options.model)?;
     let config = checkpoint.config().clone();
     let context = context_length(options, config.context_length)?;
@@ -172,7 +175,7 @@ fn load_model(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> Result
     let weight_bytes = shards.iter().map(|shard| shard.matrix_bytes() as u64).sum();
     let slot_bytes_here: usize = shards.iter().map(|shard| of_ranks[shard.shard().rank]).sum();
     let watch = RankWatch { tracer: tracer.clone(), clock: clock.clone() };
-    let formation = formation(&checkpoint, shards, options, sizes, watch)?;
+    let formation = formation(&checkpoint, shards, options, sizes, (watch, tls))?;
     let architecture = format!("{:?}", config.architecture).to_lowercase();
     let info = v1::ModelInfo {
         name: name.clone(),
@@ -239,7 +242,7 @@ fn formation(
     mut shards: Vec<Arc<Model>>,
     options: &WorkerOptions,
     sizes: ExecutorOptions,
-    watch: RankWatch,
+    (watch, tls): (RankWatch, Option<RankTls>),
 ) -> Result<Box<dyn Formation>, LoadError> {
     let timeout = Duration::from_millis(options.rank_timeout_ms);
     if options.world == 1 {
@@ -251,7 +254,7 @@ fn formation(
     let own = (shards.swap_remove(0), checkpoint.digest().to_string());
     let terms = (sizes, timeout, sums(options));
     let ranks = Processes::listen(address, own, options.world, terms, watch.clock.clone());
-    Ok(Box::new(ranks.map_err(unusable)?.watched_by(watch)))
+    Ok(Box::new(ranks.map_err(unusable)?.watched_by(watch).secured_by(tls)))
 }
 
 /// Over what ranks add up.

@@ -2,8 +2,8 @@
 
 use hawser_common::{Coded, ErrorCode};
 use hawser_device::DeviceError;
-use hawser_device::collective::CollectiveError;
 use hawser_device::collective::nccl::UniqueIdError;
+use hawser_device::collective::{CollectiveError, ConnectionError};
 use thiserror::Error;
 
 use super::leader::Leader;
@@ -23,6 +23,8 @@ pub enum FormError {
     Id(#[from] UniqueIdError),
     #[error("ranks cannot be heard: {0}")]
     Rendezvous(#[from] std::io::Error),
+    #[error("a rank that had come cannot be talked to: {0}")]
+    Connection(#[from] ConnectionError),
 }
 
 impl Coded for FormError {
@@ -31,7 +33,9 @@ impl Coded for FormError {
             Self::Device(error) => error.code(),
             Self::Collective(error) => error.code(),
             Self::Id(error) => error.code(),
-            Self::Start { .. } | Self::Missing { .. } | Self::Rendezvous(_) => ErrorCode::Unavailable,
+            Self::Start { .. } | Self::Missing { .. } | Self::Rendezvous(_) | Self::Connection(_) => {
+                ErrorCode::Unavailable
+            }
         }
     }
 }

@@ -1,4 +1,7 @@
 //! A group of processes over TCP: the leader's side and a follower's.
+//!
+//! With certificates every connection is TLS, and both ends have shown theirs before anything is said. Promises that a
+//! rank without them and one with them both find out why they cannot talk.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -6,8 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hawser_common::clock::Clock;
-use hawser_device::collective::TcpRank;
+use hawser_common::{Coded, ErrorCode};
 use hawser_device::collective::nccl::Member;
+use hawser_device::collective::{Connection, ConnectionError, RankTls, TcpRank};
 use hawser_device::kv::RowType;
 use hawser_model::executor::{Executor, ExecutorOptions};
 use hawser_model::layers::Model;
@@ -48,20 +52,21 @@ pub struct Processes {
     /// Ranks that have come, at `rank - 1`.
     joined: Vec<Joining>,
     watch: Option<RankWatch>,
+    tls: Option<RankTls>,
 }
 
 /// The connections of one follower's attempt.
 #[derive(Debug, Default)]
 struct Joining {
     attempt: u64,
-    commands: Option<TcpStream>,
-    sums: Option<TcpStream>,
+    commands: Option<Connection>,
+    sums: Option<Connection>,
 }
 
 impl Joining {
     /// Both, if both are there and the other side has not gone.
     fn is_here(&self) -> bool {
-        let alive = |stream: &Option<TcpStream>| stream.as_ref().is_some_and(is_open);
+        let alive = |connection: &Option<Connection>| connection.as_ref().is_some_and(Connection::is_open);
         alive(&self.commands) && alive(&self.sums)
     }
 }
@@ -81,13 +86,20 @@ impl Processes {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let joined = (1..world).map(|_| Joining::default()).collect();
-        Ok(Self { listener, shard, model, world, options, timeout, sums, clock, joined, watch: None })
+        let (watch, tls) = (None, None);
+        Ok(Self { listener, shard, model, world, options, timeout, sums, clock, joined, watch, tls })
     }
 
     /// The same, under watch.
     #[must_use]
     pub fn watched_by(self, watch: RankWatch) -> Self {
         Self { watch: Some(watch), ..self }
+    }
+
+    /// The same, where all ranks show certificates; `None`: they talk plain text.
+    #[must_use]
+    pub fn secured_by(self, tls: Option<RankTls>) -> Self {
+        Self { tls, ..self }
     }
 
     /// Where it listens.
@@ -125,16 +137,25 @@ impl Processes {
         Ok(self.joined.iter().all(Joining::is_here))
     }
 
-    fn greet(&mut self, mut stream: TcpStream) -> io::Result<()> {
-        stream.set_nonblocking(false)?;
-        stream.set_nodelay(true)?;
+    fn greet(&mut self, stream: TcpStream) -> Result<(), ConnectionError> {
+        let began = self.clock.now();
+        let reply = stream.try_clone()?;
+        let accepted = Connection::accept(stream, self.tls.as_ref(), PATIENCE);
         // A follower speaks at once.
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        let hello: Hello = hear(&mut stream)?;
+        let left = PATIENCE.saturating_sub(self.clock.now().since(began));
+        let heard = accepted.and_then(|connection| Ok((hear::<Hello>(&connection, left)?, connection)));
+        let (hello, connection) = match heard {
+            Ok(heard) => heard,
+            Err(error) => {
+                if let ConnectionError::TalksTls | ConnectionError::TalksPlainText = error {
+                    refuse_in_plain_text(reply);
+                }
+                return Err(error);
+            }
+        };
         if let Some(reason) = hello.refused(&self.model, self.world) {
             tracing::warn!(rank = hello.rank, %reason, "a rank was refused");
-            return say(&mut stream, &Welcome::Refused { reason });
+            return say(&connection, &Welcome::Refused { reason }, PATIENCE);
         }
         let joining = &mut self.joined[hello.rank - 1];
         if joining.attempt != hello.attempt {
@@ -142,8 +163,8 @@ impl Processes {
             *joining = Joining { attempt: hello.attempt, ..Joining::default() };
         }
         match hello.channel {
-            Channel::Commands => joining.commands = Some(stream),
-            Channel::Sums => joining.sums = Some(stream),
+            Channel::Commands => joining.commands = Some(connection),
+            Channel::Sums => joining.sums = Some(connection),
         }
         Ok(())
     }
@@ -163,10 +184,10 @@ impl Processes {
         let (mut commands, mut sums) = (Vec::new(), Vec::new());
         for joining in &mut self.joined {
             let Joining { commands: command, sums: sum, .. } = std::mem::take(joining);
-            for (stream, list) in [(command, &mut commands), (sum, &mut sums)] {
-                let mut stream = stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
-                say(&mut stream, &Welcome::Start(terms.clone()))?;
-                list.push(stream);
+            for (connection, list) in [(command, &mut commands), (sum, &mut sums)] {
+                let connection = connection.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
+                say(&connection, &Welcome::Start(terms.clone()), PATIENCE)?;
+                list.push(connection);
             }
         }
         let sums = lead(self.sums, terms.nccl.as_deref(), sums, self.timeout)?;
@@ -189,7 +210,8 @@ impl Formation for Processes {
         }
         for joining in &mut self.joined {
             // One that cannot be told is gone, and comes again if it can.
-            if joining.commands.as_mut().is_some_and(|stream| say(stream, &Welcome::Wait).is_err()) {
+            let told = |connection: &Connection| say(connection, &Welcome::Wait, PATIENCE).is_ok();
+            if !joining.commands.as_ref().is_none_or(told) {
                 *joining = Joining::default();
             }
         }
@@ -198,14 +220,15 @@ impl Formation for Processes {
     }
 }
 
-/// Whether the other side has not closed the connection.
-fn is_open(stream: &TcpStream) -> bool {
-    if stream.set_nonblocking(true).is_err() {
-        return false;
+/// Tells a rank why nobody talks to it, in the only way that both ends have: one that talks plain text reads the reason,
+/// one that talks TLS sees that this is none.
+fn refuse_in_plain_text(stream: TcpStream) {
+    let reason =
+        "one of the two has certificates between ranks (worker.rank_tls) and the other has none".to_owned();
+    // Nobody waits for it: who does not take it at once sees a closed connection.
+    if let Ok(connection) = Connection::plain(stream) {
+        let _ = say(&connection, &Welcome::Refused { reason }, Duration::ZERO);
     }
-    let peeked = stream.peek(&mut [0; 1]);
-    let waits = matches!(&peeked, Err(error) if error.kind() == io::ErrorKind::WouldBlock);
-    stream.set_nonblocking(false).is_ok() && (waits || peeked.is_ok_and(|bytes| bytes > 0))
 }
 
 /// Why a follower left its group.
@@ -214,11 +237,28 @@ pub enum FollowError {
     #[error("the leader at {address} refused this rank: {reason}")]
     Refused { address: String, reason: String },
     #[error("cannot reach the leader at {address}: {source}")]
-    Connect { address: String, source: io::Error },
+    Connect { address: String, source: ConnectionError },
+    /// Nothing changes that but another set-up of this rank, or of the leader.
+    #[error("no connection with the leader at {address} (worker.rank_tls): {source}")]
+    Secure { address: String, source: ConnectionError },
     #[error(transparent)]
     Form(#[from] FormError),
     #[error(transparent)]
     Rank(#[from] RankError),
+}
+
+impl FollowError {
+    /// Whether the leader, or what is at its address, would say the same again.
+    #[must_use]
+    pub fn is_lasting(&self) -> bool {
+        matches!(self, Self::Refused { .. } | Self::Secure { .. })
+    }
+}
+
+impl Coded for FollowError {
+    fn code(&self) -> ErrorCode {
+        ErrorCode::Unavailable
+    }
 }
 
 /// One follower in a process of its own.
@@ -235,21 +275,22 @@ pub struct Follower {
     pub watch: Option<RankWatch>,
     /// Number of its GPU, where the leader chooses NCCL.
     pub gpu: usize,
+    /// Where all ranks show certificates; `None`: they talk plain text.
+    pub tls: Option<RankTls>,
 }
 
 impl Follower {
     /// Joins the group and follows its leader for one epoch. Returns when the leader ends the group in good order.
     ///
     /// # Errors
-    /// [`FollowError`]; all but a refusal may be tried again.
+    /// [`FollowError`]; what is not lasting may be tried again.
     pub fn run(&self, attempt: u64) -> Result<(), FollowError> {
-        let connect = |source| FollowError::Connect { address: self.leader.clone(), source };
-        let open = |channel| self.open(attempt, channel).map_err(connect);
-        let (mut commands, mut sums) = (open(Channel::Commands)?, open(Channel::Sums)?);
-        let terms = self.terms(&mut commands)?;
-        self.terms(&mut sums)?;
+        let open = |channel| self.open(attempt, channel).map_err(|source| self.failed(source));
+        let (commands, sums) = (open(Channel::Commands)?, open(Channel::Sums)?);
+        let terms = self.terms(&commands)?;
+        self.terms(&sums)?;
         let timeout = Duration::from_millis(terms.timeout_ms);
-        let spoke = TcpRank::spoke(self.rank, self.world, commands, timeout).map_err(connect)?;
+        let spoke = TcpRank::spoke(self.rank, self.world, commands, timeout).map_err(FormError::from)?;
         let mut link = Link::new(Box::new(spoke));
         let row_type = match terms.row_type {
             0 => RowType::F32,
@@ -266,29 +307,56 @@ impl Follower {
         Ok(follow(&mut rank, &mut link, &abort, &Unprobed)?)
     }
 
-    fn open(&self, attempt: u64, channel: Channel) -> io::Result<TcpStream> {
+    fn failed(&self, source: ConnectionError) -> FollowError {
+        let address = self.leader.clone();
+        if source.is_lasting() {
+            FollowError::Secure { address, source }
+        } else {
+            FollowError::Connect { address, source }
+        }
+    }
+
+    fn open(&self, attempt: u64, channel: Channel) -> Result<Connection, ConnectionError> {
         let mut addresses = self.leader.to_socket_addrs()?;
-        let address = addresses.next().ok_or(io::ErrorKind::AddrNotAvailable)?;
-        let mut stream = TcpStream::connect_timeout(&address, GREETING)?;
-        stream.set_nodelay(true)?;
-        stream.set_write_timeout(Some(GREETING))?;
-        stream.set_read_timeout(Some(GREETING))?;
-        say(&mut stream, &Hello::new(&self.model, (self.rank, self.world), attempt, channel))?;
-        Ok(stream)
+        let address = addresses.next().ok_or_else(|| io::Error::from(io::ErrorKind::AddrNotAvailable))?;
+        let stream = TcpStream::connect_timeout(&address, GREETING)?;
+        let connection = Connection::dial((stream, host(&self.leader)), self.tls.as_ref(), GREETING)?;
+        say(&connection, &Hello::new(&self.model, (self.rank, self.world), attempt, channel), GREETING)?;
+        Ok(connection)
     }
 
     /// Waits until the group starts: for as long as the leader says that other ranks are missing, since they may take
     /// their time.
-    fn terms(&self, stream: &mut TcpStream) -> Result<Terms, FollowError> {
+    fn terms(&self, connection: &Connection) -> Result<Terms, FollowError> {
         loop {
-            match hear(stream) {
+            match hear(connection, GREETING) {
                 Ok(Welcome::Wait) => {}
                 Ok(Welcome::Start(terms)) => return Ok(terms),
                 Ok(Welcome::Refused { reason }) => {
                     return Err(FollowError::Refused { address: self.leader.clone(), reason });
                 }
-                Err(source) => return Err(FollowError::Connect { address: self.leader.clone(), source }),
+                Err(source) => return Err(self.failed(source)),
             }
+        }
+    }
+}
+
+/// The name or IP address in `host:port`: what the leader's certificate must be for.
+fn host(address: &str) -> &str {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_of_an_address_is_what_stands_in_certificates() {
+        for (address, expected) in
+            [("leader.example:7100", "leader.example"), ("10.0.0.7:7100", "10.0.0.7"), ("[::1]:7100", "::1")]
+        {
+            assert_eq!(host(address), expected);
         }
     }
 }

@@ -4,10 +4,10 @@
 //! build or another count are refused with a reason, that no stranger keeps the leader waiting, and that a follower
 //! learns epoch and sizes from the leader. Messages have a bounded length.
 
-use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::io;
 use std::time::Duration;
 
+use hawser_device::collective::{Connection, ConnectionError};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -79,24 +79,36 @@ pub(super) struct Terms {
     pub(super) nccl: Option<Vec<u8>>,
 }
 
-/// Sends a greeting, with its length in front.
-pub(super) fn say(stream: &mut TcpStream, message: &impl Serialize) -> io::Result<()> {
-    let bytes = postcard::to_allocvec(message).map_err(io::Error::other)?;
-    let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
-    stream.write_all(&length.to_le_bytes())?;
-    stream.write_all(&bytes)
+/// Sends a greeting, with its length in front, within `patience`.
+pub(super) fn say(
+    connection: &Connection,
+    message: &impl Serialize,
+    patience: Duration,
+) -> Result<(), ConnectionError> {
+    // In one piece, so that whoever takes it for something else has read all of it.
+    let mut bytes = postcard::to_extend(message, vec![0; 4]).map_err(io::Error::other)?;
+    let length = u32::try_from(bytes.len() - 4).map_err(io::Error::other)?;
+    bytes[..4].copy_from_slice(&length.to_le_bytes());
+    connection.send(&bytes, patience)
 }
 
-/// Waits for a greeting, for as long as the stream's read timeout.
-pub(super) fn hear<T: DeserializeOwned>(stream: &mut TcpStream) -> io::Result<T> {
+/// Waits for a greeting, no longer than `patience` for its length and as long again for the rest.
+pub(super) fn hear<T: DeserializeOwned>(
+    connection: &Connection,
+    patience: Duration,
+) -> Result<T, ConnectionError> {
     let mut length = [0; 4];
-    stream.read_exact(&mut length)?;
+    connection.receive(&mut length, patience)?;
+    let [first @ .., _] = length;
+    if Connection::is_tls(first) {
+        return Err(ConnectionError::TalksTls);
+    }
     let length = u32::from_le_bytes(length) as usize;
+    let invalid = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
     if length > MAX_BYTES {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a greeting of {length} bytes")));
+        return Err(invalid(format!("a greeting of {length} bytes")).into());
     }
     let mut bytes = vec![0; length];
-    stream.read_exact(&mut bytes)?;
-    postcard::from_bytes(&bytes)
-        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))
+    connection.receive(&mut bytes, patience)?;
+    postcard::from_bytes(&bytes).map_err(|error| invalid(error.to_string()).into())
 }

@@ -3,12 +3,11 @@
 //! The leader chooses and draws the id of NCCL's group, which travels with the terms. Promises that a build or a machine
 //! without NCCL is an error that says what is missing.
 
-use std::net::TcpStream;
 use std::time::Duration;
 
 use hawser_common::clock::Clock;
 use hawser_device::collective::nccl::{self, Member, Nccl, NcclOptions, TagCheck, UniqueId};
-use hawser_device::collective::{Collective, CollectiveError, TcpRank};
+use hawser_device::collective::{Collective, CollectiveError, Connection, TcpRank};
 
 use super::formation::FormError;
 
@@ -57,12 +56,12 @@ impl Sums {
 pub(super) fn lead(
     sums: Sums,
     id: Option<&[u8]>,
-    streams: Vec<TcpStream>,
+    connections: Vec<Connection>,
     timeout: Duration,
 ) -> Result<Box<dyn Collective>, FormError> {
-    let world = streams.len() + 1;
+    let world = connections.len() + 1;
     match id {
-        None => Ok(Box::new(TcpRank::hub(streams, timeout)?)),
+        None => Ok(Box::new(TcpRank::hub(connections, timeout)?)),
         Some(id) => join(id, Member { rank: 0, world }, sums.gpu(), timeout),
     }
 }
@@ -72,11 +71,11 @@ pub(super) fn follow(
     gpu: usize,
     id: Option<&[u8]>,
     member: Member,
-    stream: TcpStream,
+    connection: Connection,
     timeout: Duration,
 ) -> Result<Box<dyn Collective>, FormError> {
     match id {
-        None => Ok(Box::new(TcpRank::spoke(member.rank, member.world, stream, timeout)?)),
+        None => Ok(Box::new(TcpRank::spoke(member.rank, member.world, connection, timeout)?)),
         Some(id) => join(id, member, gpu, timeout),
     }
 }

@@ -3,11 +3,11 @@
 //!
 //! Promises that a wait ends by the deadline. Never reads a socket.
 
-use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use hawser_common::clock::{Clock, Tick};
 
+use super::ready;
 use super::transfer::Transfer;
 
 /// How long a call tries again and again when nothing moves.
@@ -57,23 +57,10 @@ impl Deadline {
     }
 }
 
-/// Sleeps until one of the connections with unfinished transfers is ready, or `longest` is over.
+/// Sleeps until one of the connections with unfinished transfers is ready, or `longest` is over. What a connection has
+/// read beyond a frame is not seen here: a transfer takes all that there is before it says that nothing moved.
 pub(super) fn sleep(transfers: &[Transfer<'_>], longest: Duration) -> std::io::Result<()> {
-    let mut ready: Vec<libc::pollfd> = Vec::with_capacity(transfers.len());
-    for transfer in transfers.iter().filter(|transfer| !transfer.is_done()) {
-        // Something may always come: the other end may say that the group is over.
-        let events = libc::POLLIN | if transfer.sends() { libc::POLLOUT } else { 0 };
-        ready.push(libc::pollfd { fd: transfer.wire.stream.as_raw_fd(), events, revents: 0 });
-    }
-    // Rounded up: a wait of no time at all would be a busy one.
-    let longest_ms = i32::try_from(longest.as_millis() + 1).unwrap_or(i32::MAX);
-    // SAFETY: the pointer and the length are those of `ready`, which nobody else uses during the call.
-    let result = unsafe { libc::poll(ready.as_mut_ptr(), ready.len() as libc::nfds_t, longest_ms) };
-    if result >= 0 {
-        return Ok(());
-    }
-    match std::io::Error::last_os_error() {
-        error if error.kind() == std::io::ErrorKind::Interrupted => Ok(()),
-        error => Err(error),
-    }
+    let unfinished = transfers.iter().filter(|transfer| !transfer.is_done());
+    // Something may always come: the other end may say that the group is over.
+    ready::wait(unfinished.map(|transfer| (&transfer.wire.connection, transfer.sends())), longest)
 }

@@ -3,12 +3,12 @@
 //! Promises never to wait: what cannot go on now goes on in the next call. So two ranks that send each other long
 //! payloads cannot block each other. Never takes a payload whose header is not the expected one.
 
-use std::io::{ErrorKind, IoSlice, Read, Write};
-use std::net::TcpStream;
+use std::io::{ErrorKind, IoSlice};
 
 use super::super::CollectiveError;
 use super::super::call::Call;
 use super::super::failure::Failure;
+use super::connection::Connection;
 use super::frame::{self, HEAD_BYTES, Head};
 use super::wires::{Wire, Wires};
 
@@ -52,8 +52,12 @@ impl<'a> Transfer<'a> {
             Some(outgoing) if !outgoing.is_done() => outgoing.advance(self.wire),
             _ => Ok(false),
         };
+        if self.sends() && matches!(self.incoming.stage, Stage::Done) {
+            // The other end waits for the rest of what goes out: from now on only a failure may come.
+            self.incoming = Incoming::nothing(self.wire.rank, self.incoming.call);
+        }
         // Also when sending failed: the other end may have said why before it left.
-        let received = !self.is_done() && self.incoming.advance(&self.wire.stream, wires)?;
+        let received = !self.is_done() && self.incoming.advance(&self.wire.connection, wires)?;
         match sent {
             Ok(sent) => Ok(sent || received),
             Err(error) => Err(gone(wires.me, self.wire.rank, &error.to_string())),
@@ -66,17 +70,20 @@ impl<'a> Transfer<'a> {
 pub(super) struct Outgoing<'a> {
     head: [u8; HEAD_BYTES],
     payload: &'a [u8],
+    /// Bytes that the connection has taken.
     sent: usize,
     begun: bool,
+    /// All bytes are on their way: the connection holds none back.
+    flushed: bool,
 }
 
 impl<'a> Outgoing<'a> {
     pub(super) fn new(head: &Head, payload: &'a [u8]) -> Self {
-        Self { head: head.encode(), payload, sent: 0, begun: false }
+        Self { head: head.encode(), payload, sent: 0, begun: false, flushed: false }
     }
 
     fn is_done(&self) -> bool {
-        self.sent == HEAD_BYTES + self.payload.len()
+        self.flushed
     }
 
     fn advance(&mut self, wire: &Wire) -> std::io::Result<bool> {
@@ -86,10 +93,10 @@ impl<'a> Outgoing<'a> {
         }
         self.begun = true;
         let before = self.sent;
-        while !self.is_done() {
+        while self.sent < HEAD_BYTES + self.payload.len() {
             let head = IoSlice::new(&self.head[self.sent.min(HEAD_BYTES)..]);
             let payload = IoSlice::new(&self.payload[self.sent.saturating_sub(HEAD_BYTES)..]);
-            match (&wire.stream).write_vectored(&[head, payload]) {
+            match wire.connection.write_vectored(&[head, payload]) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(bytes) => self.sent += bytes,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(self.sent > before),
@@ -97,8 +104,11 @@ impl<'a> Outgoing<'a> {
                 Err(error) => return Err(error),
             }
         }
-        wire.end_frame();
-        Ok(true)
+        self.flushed = wire.connection.flush()?;
+        if self.flushed {
+            wire.end_frame();
+        }
+        Ok(self.flushed || self.sent > before)
     }
 }
 
@@ -151,21 +161,21 @@ impl<'a> Incoming<'a> {
         }
     }
 
-    fn advance(&mut self, mut stream: &TcpStream, wires: &Wires) -> Result<bool, Failure> {
+    fn advance(&mut self, connection: &Connection, wires: &Wires) -> Result<bool, Failure> {
         let mut moved = false;
         loop {
             let room = match &mut self.stage {
                 Stage::Head => &mut self.head[self.got..],
                 Stage::Payload { .. } => &mut self.payload[self.got..],
                 Stage::Text { text, .. } => &mut text[self.got..],
-                Stage::Done => return Ok(true),
+                Stage::Done => return Ok(moved),
             };
             if room.is_empty() {
                 self.stage = self.next_stage(wires)?;
                 self.got = 0;
                 continue;
             }
-            match stream.read(room) {
+            match connection.read(room) {
                 Ok(0) => return Err(gone(wires.me, self.rank, "it closed the connection")),
                 Ok(bytes) => {
                     self.got += bytes;

@@ -3,12 +3,11 @@
 //! Promises that a group's end is told on every connection where a frame can begin, and that every connection is shut
 //! down afterwards, so that whoever waits there goes on. Never waits.
 
-use std::io::Write;
-use std::net::{Shutdown, TcpStream};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::failure::Failure;
+use super::connection::Connection;
 use super::frame;
 
 /// The connection to one rank.
@@ -16,17 +15,14 @@ use super::frame;
 pub(super) struct Wire {
     /// The rank at the other end.
     pub rank: usize,
-    pub stream: TcpStream,
+    pub connection: Connection,
     /// Somebody is inside a frame: nobody else may write.
     busy: AtomicBool,
 }
 
 impl Wire {
-    /// Sets up a connected stream for frames.
-    pub(super) fn new(rank: usize, stream: TcpStream) -> std::io::Result<Self> {
-        stream.set_nodelay(true)?;
-        stream.set_nonblocking(true)?;
-        Ok(Self { rank, stream, busy: AtomicBool::new(false) })
+    pub(super) fn new(rank: usize, connection: Connection) -> Self {
+        Self { rank, connection, busy: AtomicBool::new(false) }
     }
 
     /// Begins a frame, unless somebody is inside one.
@@ -70,10 +66,7 @@ impl Wires {
             for wire in &self.wires {
                 // The frame stays begun: nothing comes behind it. A connection that takes no frame, or only a part,
                 // is shut down all the same: the other end then knows that something failed, but not what.
-                if wire.begin_frame() {
-                    let _ = (&wire.stream).write(&frame);
-                }
-                let _ = wire.stream.shutdown(Shutdown::Both);
+                wire.connection.end(wire.begin_frame().then_some(&*frame));
             }
         }
         first

@@ -149,6 +149,7 @@ fn traffic_counts_calls_and_payload() {
         (Transport::Tcp(2), 56, 40, 1),
         // The hub sends both its sum and its broadcast to two ranks.
         (Transport::Tcp(3), 112, 40, 2),
+        (Transport::Tls(2), 56, 40, 1),
     ] {
         let script = script.clone();
         let traffic = run_all(transport.open(LONG), move |mut rank| {
