@@ -281,3 +281,29 @@ impl WorkerOptions {
         NonZeroUsize::new(self.threads).unwrap_or_else(all)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn certificates_between_ranks_are_whole_and_never_over_nccl() {
+        let some = || Some(PathBuf::from("x.pem"));
+        let whole = MutualTls { ca_file: some(), cert_file: some(), key_file: some() };
+        let of = |rank_tls: MutualTls, collective| WorkerOptions {
+            model: "m.gguf".into(),
+            world: 2,
+            rendezvous: "leader:7100".to_owned(),
+            rank_tls,
+            collective,
+            ..WorkerOptions::default()
+        };
+        assert_eq!(of(whole.clone(), CollectiveKind::Auto).validate(), Ok(()));
+        assert_eq!(of(MutualTls::default(), CollectiveKind::Nccl).validate(), Ok(()));
+        let half = MutualTls { key_file: None, ..whole.clone() };
+        let refused = of(half, CollectiveKind::Auto).validate().unwrap_err();
+        assert_eq!(refused.to_string(), "rank_tls: cert_file needs key_file as well");
+        let clear = of(whole, CollectiveKind::Nccl).validate().unwrap_err();
+        assert_eq!(clear, InvalidOptions::RankTlsOverNccl);
+    }
+}

@@ -1,4 +1,5 @@
-//! Ranks that are processes, joined by TCP connections, in plain text or TLS: rank 0 is the hub and has one to each other rank.
+//! Ranks that are processes, joined by TCP connections, in plain text or TLS: rank 0 is the hub and has one to each
+//! other rank.
 //!
 //! In a group of two both ranks send their values and add them, each on its own. In a larger one each rank sends to
 //! the hub, which adds and answers. Either way values are added in the order of the ranks, and in every call a frame,
