@@ -17,9 +17,21 @@ pub struct Capacity {
     pub slots_free: u64,
     /// Held by idle sessions that may be demoted.
     pub slots_idle: u64,
+    /// What sessions would hold more if nothing of them had been pruned.
+    pub slots_reclaimed: u64,
+    /// What the prompts of running and waiting requests have yet to take, as far as their retention keeps them.
+    pub slots_reserved: u64,
     pub sessions: u64,
     pub running: u32,
     pub queued: u32,
+}
+
+impl Capacity {
+    /// Held by requests that run or wait, and by sessions that move: not to be had.
+    #[must_use]
+    pub fn slots_live(&self) -> u64 {
+        self.slots_total.saturating_sub(self.slots_free).saturating_sub(self.slots_idle)
+    }
 }
 
 /// A group's registration.

@@ -83,6 +83,12 @@ impl SlotMap {
         self.parked.iter().map(|&(_, slot)| slot)
     }
 
+    /// Positions that have no slot: what pruning has saved.
+    #[must_use]
+    pub fn vacant(&self) -> usize {
+        self.len() - self.live.len() - self.parked.len()
+    }
+
     /// Grows with every change of the live positions but for those that [`SlotMap::append`] adds. Never 0.
     #[must_use]
     pub fn version(&self) -> u64 {

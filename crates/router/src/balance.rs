@@ -119,10 +119,12 @@ fn slots(member: &Member) -> u64 {
     member.record.capacity.slots_total.max(1)
 }
 
-/// A slot that an idle session holds is worth half a free one: taking it costs that session a prefill.
+/// A slot that an idle session holds is worth half a free one: taking it costs that session a prefill. What is promised
+/// to requests that are there already is no room.
 fn room(member: &Member) -> u64 {
     let capacity = &member.record.capacity;
-    capacity.slots_free.saturating_add(capacity.slots_idle.div_ceil(2))
+    let free = capacity.slots_free.saturating_add(capacity.slots_idle.div_ceil(2));
+    free.saturating_sub(capacity.slots_reserved)
 }
 
 /// Room, and an eighth of the pool: what a pool that is all but full has left at one moment says little of the next.
@@ -201,6 +203,14 @@ pub(crate) mod tests {
         let mut rng = StdRng::seed_from_u64(1);
         assert!(choose(only.members().collect(), (&[], &|_| 0), Tick::default(), &mut rng).is_some());
         assert!(choose(Vec::new(), (&[], &|_| 0), Tick::default(), &mut rng).is_none());
+    }
+
+    #[test]
+    fn what_is_promised_to_others_is_no_room() {
+        let mut promised = record("a", 900, 1);
+        promised.capacity.slots_reserved = 900;
+        let shares = shares(&fleet(&[promised, record("b", 10, 1)]), Tick::default());
+        assert_eq!(shares.get("a"), None, "{shares:?}");
     }
 
     #[test]

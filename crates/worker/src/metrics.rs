@@ -109,6 +109,16 @@ const SESSIONS: Metric =
     Metric::gauge("hawser.worker.idle_sessions", "{session}", "Sessions that keep rows between turns.");
 const SLOTS: Metric =
     Metric::gauge("hawser.worker.slots", "{slot}", "Slots of KV rows, by what they are doing.").by("state");
+const RECLAIMED: Metric = Metric::gauge(
+    "hawser.worker.reclaimed_slots",
+    "{slot}",
+    "What the group's sessions would hold more if nothing of them had been pruned.",
+);
+const RESERVED: Metric = Metric::gauge(
+    "hawser.worker.reserved_slots",
+    "{slot}",
+    "What prompts of running and waiting requests have yet to take, as far as retention keeps them.",
+);
 const UP: Metric = Metric::gauge("hawser.worker.up", "", "1 while all ranks are there, else 0.");
 const PROMPT: Metric = Metric::counter(
     "hawser.worker.prompt_tokens",
@@ -164,6 +174,8 @@ pub const METRICS: &[Metric] = &[
     QUEUED,
     SESSIONS,
     SLOTS,
+    RECLAIMED,
+    RESERVED,
     UP,
     PROMPT,
     GENERATED,
@@ -193,6 +205,8 @@ pub struct WorkerMetrics {
     queued: Gauge,
     sessions: Gauge,
     slots: GaugeBy<SlotState>,
+    reclaimed: Gauge,
+    reserved: Gauge,
     up: Gauge,
     prompt: CounterBy<Source>,
     generated: Counter,
@@ -230,6 +244,8 @@ impl WorkerMetrics {
             queued: meter.gauge(&QUEUED),
             sessions: meter.gauge(&SESSIONS),
             slots: meter.gauge_by(&SLOTS),
+            reclaimed: meter.gauge(&RECLAIMED),
+            reserved: meter.gauge(&RESERVED),
             up: meter.gauge(&UP),
             prompt: meter.counter_by(&PROMPT),
             generated: meter.counter(&GENERATED),
@@ -247,14 +263,15 @@ impl WorkerMetrics {
 
     /// What the group has left.
     pub(crate) fn pool(&self, capacity: &Capacity, archived: usize) {
-        let Capacity { slots_total, slots_free, slots_idle, sessions, running, queued } = *capacity;
-        self.slots.set_count(SlotState::Free, slots_free);
-        self.slots.set_count(SlotState::Idle, slots_idle);
-        self.slots.set_count(SlotState::Live, slots_total.saturating_sub(slots_free + slots_idle));
+        self.slots.set_count(SlotState::Free, capacity.slots_free);
+        self.slots.set_count(SlotState::Idle, capacity.slots_idle);
+        self.slots.set_count(SlotState::Live, capacity.slots_live());
         self.slots.set_count(SlotState::Archived, archived as u64);
-        self.sessions.set_count(sessions);
-        self.running.set(running);
-        self.queued.set(queued);
+        self.reclaimed.set_count(capacity.slots_reclaimed);
+        self.reserved.set_count(capacity.slots_reserved);
+        self.sessions.set_count(capacity.sessions);
+        self.running.set(capacity.running);
+        self.queued.set(capacity.queued);
     }
 
     pub(crate) fn up(&self, is_up: bool) {

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use hawser_common::clock::Tick;
+use hawser_common::retention::{Policy, Retention};
 use hawser_common::{SessionId, SessionKey, SlotId, TenantId};
 use hawser_worker::ranks::Tables;
 use hawser_worker::scheduler::{
@@ -299,6 +300,45 @@ fn e16_a_request_larger_than_the_pool_is_refused_and_a_hundred_at_once_queue_in_
     harness.drain();
     harness.submit(None, vec![1; 94], 6).unwrap();
     harness.drain();
+}
+
+#[test]
+fn prompts_reserve_what_they_have_yet_to_take_as_far_as_their_retention_keeps_them() {
+    let limits =
+        Limits { step_tokens: 32, mixed_tokens: 32, max_running: 1, max_waiting: 20, share_prefixes: true };
+    let mut harness = Harness::new(limits, 301);
+    harness.submit(None, vec![1; 100], 2).unwrap();
+    harness.submit(None, vec![2; 80], 2).unwrap();
+    let reserved = |harness: &Harness| harness.scheduler.capacity().slots_reserved;
+    assert_eq!(reserved(&harness), 180, "both wait");
+    harness.step();
+    assert_eq!(reserved(&harness), 180 - 32, "a chunk of one of them has its slots");
+    harness.drain();
+    assert_eq!(reserved(&harness), 0);
+
+    let retention = Retention {
+        policy: Policy::RolePrior,
+        budget_tokens: 40,
+        trigger_tokens: 8,
+        bounded: true,
+        ..Retention::default()
+    };
+    let id = SequenceId(9);
+    let submission = Submission {
+        id,
+        session: None,
+        namespace: TenantId::single(),
+        prompt: vec![3; 250],
+        begun: Vec::new(),
+        max_new: 2,
+        deadline: None,
+        keep: Keep { retention, ..Keep::default() },
+    };
+    harness.scheduler.submit(submission, harness.now).unwrap();
+    let bounded = reserved(&harness);
+    assert!((48..250).contains(&bounded), "{bounded}: the budget and a step, not all of the prompt");
+    assert!(harness.scheduler.abort(id, harness.now));
+    assert_eq!(reserved(&harness), 0);
 }
 
 #[test]

@@ -69,6 +69,8 @@ struct Group {
     slots_total: u64,
     slots_free: u64,
     slots_idle: u64,
+    slots_reclaimed: u64,
+    slots_reserved: u64,
     sessions: u64,
     running: u32,
     queued: u32,
@@ -135,6 +137,8 @@ fn group(wire: wire::Group, state: Option<State>) -> Group {
         slots_total: capacity.slots_total,
         slots_free: capacity.slots_free,
         slots_idle: capacity.slots_idle,
+        slots_reclaimed: capacity.slots_reclaimed,
+        slots_reserved: capacity.slots_reserved,
         sessions: capacity.sessions,
         running: capacity.running,
         queued: capacity.queued,
@@ -178,6 +182,7 @@ fn groups_text(shown: &[Group]) -> Table {
         ("SLOTS", right),
         ("FREE", right),
         ("IDLE", right),
+        ("PRUNED", right),
         ("SESSIONS", right),
         ("RUNNING", right),
         ("QUEUED", right),
@@ -192,13 +197,13 @@ fn groups_text(shown: &[Group]) -> Table {
             (false, false) => "serving",
         };
         let numbers =
-            [group.slots_total, group.slots_free, group.slots_idle, group.sessions].map(count).into_iter();
+            [group.slots_total, group.slots_free, group.slots_idle, group.slots_reclaimed, group.sessions];
         let load = [u64::from(group.running), u64::from(group.queued), group.epoch].map(|n| n.to_string());
         let names = [group.address.clone(), group.model.clone()];
         groups.row(
             [group.id.clone(), state.to_owned()]
                 .into_iter()
-                .chain(numbers)
+                .chain(numbers.map(count))
                 .chain(load)
                 .chain(names)
                 .collect(),

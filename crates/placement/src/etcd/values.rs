@@ -59,6 +59,8 @@ struct CapacityValue {
     slots_total: u64,
     slots_free: u64,
     slots_idle: u64,
+    slots_reclaimed: u64,
+    slots_reserved: u64,
     sessions: u64,
     running: u32,
     queued: u32,
@@ -98,14 +100,33 @@ pub(super) fn read_group(id: GroupId, epoch: Epoch, bytes: &[u8]) -> Result<Grou
 }
 
 pub(super) fn write_capacity(capacity: &Capacity, draining: bool) -> Vec<u8> {
-    let Capacity { slots_total, slots_free, slots_idle, sessions, running, queued } = *capacity;
-    write(&CapacityValue { v: V1, slots_total, slots_free, slots_idle, sessions, running, queued, draining })
+    write(&CapacityValue {
+        v: V1,
+        slots_total: capacity.slots_total,
+        slots_free: capacity.slots_free,
+        slots_idle: capacity.slots_idle,
+        slots_reclaimed: capacity.slots_reclaimed,
+        slots_reserved: capacity.slots_reserved,
+        sessions: capacity.sessions,
+        running: capacity.running,
+        queued: capacity.queued,
+        draining,
+    })
 }
 
 pub(super) fn read_capacity(bytes: &[u8]) -> Result<(Capacity, bool), InvalidValue> {
-    let CapacityValue { v: V1, slots_total, slots_free, slots_idle, sessions, running, queued, draining } =
-        read(bytes)?;
-    Ok((Capacity { slots_total, slots_free, slots_idle, sessions, running, queued }, draining))
+    let value: CapacityValue = read(bytes)?;
+    let capacity = Capacity {
+        slots_total: value.slots_total,
+        slots_free: value.slots_free,
+        slots_idle: value.slots_idle,
+        slots_reclaimed: value.slots_reclaimed,
+        slots_reserved: value.slots_reserved,
+        sessions: value.sessions,
+        running: value.running,
+        queued: value.queued,
+    };
+    Ok((capacity, value.draining))
 }
 
 pub(super) fn write_owner(owner: &Owner) -> Vec<u8> {
@@ -156,10 +177,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn values_come_back(n in any::<[u64; 4]>(), m in any::<[u32; 3]>(), draining: bool, text in "\\PC*") {
-            let [slots_total, slots_free, slots_idle, sessions] = n;
+        fn values_come_back(n in any::<[u64; 6]>(), m in any::<[u32; 3]>(), draining: bool, text in "\\PC*") {
+            let [slots_total, slots_free, slots_idle, slots_reclaimed, slots_reserved, sessions] = n;
             let [running, queued, tp] = m;
-            let capacity = Capacity { slots_total, slots_free, slots_idle, sessions, running, queued };
+            let capacity = Capacity {
+                slots_total,
+                slots_free,
+                slots_idle,
+                slots_reclaimed,
+                slots_reserved,
+                sessions,
+                running,
+                queued,
+            };
             prop_assert_eq!(read_capacity(&write_capacity(&capacity, draining)).unwrap(), (capacity, draining));
             let owner = Owner { group: group("g"), epoch: Epoch(n[0]) };
             prop_assert_eq!(read_owner(&write_owner(&owner)).unwrap(), owner);

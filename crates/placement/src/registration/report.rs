@@ -44,6 +44,8 @@ fn significant(old: &Report, new: &Report) -> bool {
         || a.slots_total != b.slots_total
         || moved(a.slots_free, b.slots_free)
         || moved(a.slots_idle, b.slots_idle)
+        || moved(a.slots_reclaimed, b.slots_reclaimed)
+        || moved(a.slots_reserved, b.slots_reserved)
         || (a.slots_free == 0) != (b.slots_free == 0)
         || a.sessions != b.sessions
         || a.running != b.running
@@ -54,8 +56,16 @@ fn significant(old: &Report, new: &Report) -> bool {
 mod tests {
     use super::*;
 
-    const BASE: Capacity =
-        Capacity { slots_total: 1000, slots_free: 500, slots_idle: 100, sessions: 3, running: 1, queued: 0 };
+    const BASE: Capacity = Capacity {
+        slots_total: 1000,
+        slots_free: 500,
+        slots_idle: 100,
+        slots_reclaimed: 900,
+        slots_reserved: 50,
+        sessions: 3,
+        running: 1,
+        queued: 0,
+    };
 
     #[track_caller]
     fn check(new: Report, expected: Duration) {
@@ -73,6 +83,9 @@ mod tests {
         check(of(Capacity { slots_free: 480, ..BASE }), MIN_INTERVAL);
         check(of(Capacity { slots_free: 0, ..BASE }), MIN_INTERVAL);
         check(of(Capacity { slots_idle: 120, ..BASE }), MIN_INTERVAL);
+        check(of(Capacity { slots_reclaimed: 919, slots_reserved: 31, ..BASE }), MAX_INTERVAL);
+        check(of(Capacity { slots_reclaimed: 920, ..BASE }), MIN_INTERVAL);
+        check(of(Capacity { slots_reserved: 30, ..BASE }), MIN_INTERVAL);
         check(of(Capacity { queued: 1, ..BASE }), MIN_INTERVAL);
         check(of(Capacity { sessions: 4, ..BASE }), MIN_INTERVAL);
         check(Report { capacity: BASE, draining: true, suspended: false }, MIN_INTERVAL);

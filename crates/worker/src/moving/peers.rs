@@ -139,6 +139,7 @@ pub(super) fn candidates(
     candidates.retain(|group| group.capacity.slots_total >= rows as u64);
     let place = |group: &GroupRecord| {
         let room = group.capacity.slots_free.saturating_add(group.capacity.slots_idle);
+        let room = room.saturating_sub(group.capacity.slots_reserved);
         let waits = -drawn(session, &group.id).ln() / room.max(1) as f64;
         (room < rows as u64, waits)
     };

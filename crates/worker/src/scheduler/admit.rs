@@ -34,8 +34,8 @@ impl Scheduler {
         self.has_slots(needed, key)
     }
 
-    /// Most slots that a request holds at once: its prompt as far as prunes leave it, and what it generates.
-    pub(super) fn most_slots(&self, sequence: &Sequence) -> usize {
+    /// Most slots that a request's prompt holds at once: as far as prunes leave it.
+    pub(super) fn prompt_slots(&self, sequence: &Sequence) -> usize {
         let prompt = sequence.prompt;
         let key = sequence.session.as_ref();
         let idle = key.and_then(|key| self.cache.find(key));
@@ -52,7 +52,7 @@ impl Scheduler {
         let keep = &sequence.keep;
         let retention = &keep.retention;
         if !(retention.bounded && retention.prunes()) {
-            return history + sequence.max_new;
+            return history;
         }
         // What is forced is never evicted, whatever the budget.
         let asked = (keep.span.end - keep.span.start) as usize;
@@ -61,8 +61,7 @@ impl Scheduler {
         let front = retention.sink_tokens.max(keep.protected) as usize;
         let forced = front + span + retention.recent_tokens as usize;
         let budget = (retention.budget_tokens + retention.trigger_tokens) as usize;
-        let history = history.min(budget.max(forced) + self.limits.step_tokens);
-        history + sequence.max_new
+        history.min(budget.max(forced) + self.limits.step_tokens)
     }
 
     fn start(&mut self, mut sequence: Sequence, now: Tick) {

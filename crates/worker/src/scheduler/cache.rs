@@ -72,6 +72,8 @@ pub(super) struct SessionCache {
     pinned: HashSet<SessionKey>,
     /// Those with rows that can be given up, in the order in which they are.
     giving: BTreeSet<(Tick, SessionKey)>,
+    /// Positions of all of them that have no slot.
+    vacant: usize,
 }
 
 impl SessionCache {
@@ -104,6 +106,7 @@ impl SessionCache {
             if idle.gives() {
                 self.giving.insert((idle.last_used, key.clone()));
             }
+            self.vacant += idle.map.vacant();
             self.idle.insert(key, idle);
         }
         let mut left = Vec::new();
@@ -117,6 +120,11 @@ impl SessionCache {
             left.push(new);
         }
         left
+    }
+
+    /// Positions of all sessions that have no slot.
+    pub(super) fn vacant(&self) -> usize {
+        self.vacant
     }
 
     /// How many tokens of `prompt` a session has: live, dead, or to be computed again.
@@ -154,6 +162,7 @@ impl SessionCache {
         let (key, idle) = self.idle.remove_entry(key)?;
         self.pinned.remove(&key);
         self.giving.remove(&(idle.last_used, key));
+        self.vacant -= idle.map.vacant();
         Some(idle)
     }
 
@@ -168,6 +177,7 @@ impl SessionCache {
         self.giving.first().filter(|(last_used, _)| *last_used < limit)?;
         let (_, oldest) = self.giving.pop_first()?;
         let idle = self.idle.get_mut(&oldest).expect("what can be given up is here");
+        self.vacant -= idle.map.vacant();
         idle.map.clear(pool);
         let left = (!idle.is_kept()).then(|| idle.left());
         if left.is_some() {
@@ -176,11 +186,12 @@ impl SessionCache {
         Some(left)
     }
 
-    /// Whether exactly the sessions with rows that are not pinned can be given up.
+    /// Whether exactly the sessions with rows that are not pinned can be given up, and what they lack is counted right.
     pub(super) fn is_sound(&self) -> bool {
         let gives = |(key, idle): &(&SessionKey, &Idle)| idle.gives() && !self.pinned.contains(*key);
         let giving = self.idle.iter().filter(gives).map(|(key, idle)| (idle.last_used, key.clone()));
-        giving.collect::<BTreeSet<_>>() == self.giving
+        self.vacant == self.maps().map(SlotMap::vacant).sum::<usize>()
+            && giving.collect::<BTreeSet<_>>() == self.giving
             && self.pinned.iter().all(|key| self.idle.contains_key(key))
     }
 }

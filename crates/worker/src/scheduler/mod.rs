@@ -137,8 +137,9 @@ impl Scheduler {
             !submission.prompt.is_empty() && submission.max_new > 0,
             "parsed before: there is something to run"
         );
-        let sequence = Sequence::new(submission, now);
-        let (needed, usable) = (self.most_slots(&sequence), self.pool.usable());
+        let mut sequence = Sequence::new(submission, now);
+        sequence.prompt_slots = self.prompt_slots(&sequence);
+        let (needed, usable) = (sequence.prompt_slots + sequence.max_new, self.pool.usable());
         if needed > usable {
             return Err(Refusal::NeverFits { needed, usable });
         }
@@ -383,10 +384,14 @@ impl Scheduler {
     #[must_use]
     pub fn capacity(&self) -> Capacity {
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let sum =
+            |of: fn(&Sequence) -> usize| self.running.iter().chain(&self.waiting).map(of).sum::<usize>();
         Capacity {
             slots_total: self.pool.usable() as u64,
             slots_free: self.pool.free() as u64,
             slots_idle: self.reclaimable(None) as u64,
+            slots_reclaimed: (self.cache.vacant() + sum(|sequence| sequence.map.vacant())) as u64,
+            slots_reserved: sum(Sequence::reserved) as u64,
             sessions: self.cache.len() as u64,
             running: count(self.running.len()),
             queued: count(self.waiting.len()),

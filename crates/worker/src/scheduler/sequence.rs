@@ -95,6 +95,8 @@ pub(super) struct Sequence {
     pub(super) tokens: Vec<u32>,
     pub(super) prompt: usize,
     pub(super) max_new: usize,
+    /// Most slots that its prompt holds at once.
+    pub(super) prompt_slots: usize,
     pub(super) deadline: Option<Tick>,
     pub(super) arrived: Tick,
     pub(super) map: SlotMap,
@@ -141,6 +143,7 @@ impl Sequence {
             prompt,
             tokens,
             max_new: submission.max_new,
+            prompt_slots: prompt,
             deadline: submission.deadline,
             arrived: now,
             map: SlotMap::new(),
@@ -164,6 +167,11 @@ impl Sequence {
     /// Tokens whose rows are not there yet.
     pub(super) fn pending(&self) -> usize {
         self.tokens.len() - self.map.len()
+    }
+
+    /// Slots that its prompt has yet to take.
+    pub(super) fn reserved(&self) -> usize {
+        self.prompt_slots.saturating_sub(self.map.len() - self.map.vacant())
     }
 
     pub(super) fn expired(&self, now: Tick) -> bool {

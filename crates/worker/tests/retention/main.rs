@@ -131,6 +131,10 @@ proptest! {
             harness.scheduler.audit().unwrap();
         }
         harness.drain();
+        let kept = harness.scheduler.capacity();
+        let pruned: usize = harness.sessions.iter().map(Reference::dead).sum();
+        prop_assert!(kept.slots_reclaimed <= pruned as u64, "{} of {pruned}", kept.slots_reclaimed);
+        prop_assert_eq!(kept.slots_reserved, 0, "nothing runs");
         (0..3).for_each(|session| harness.check_inspection(session));
         (0..3).for_each(|session| { harness.scheduler.close(&key(session)); });
         let left = harness.scheduler.capacity();

@@ -31,6 +31,10 @@ impl Reference {
         self.rows.iter().zip(&self.live).filter(|(_, live)| **live).map(|(row, _)| *row)
     }
 
+    pub(crate) fn dead(&self) -> usize {
+        self.live.iter().filter(|live| !**live).count()
+    }
+
     pub(crate) fn live_positions(&self) -> Vec<Position> {
         (0..).zip(&self.live).filter(|(_, live)| **live).map(|(at, _)| Position(at)).collect()
     }

@@ -45,6 +45,8 @@ pub struct Leaders {
     pub straight: HashMap<String, WorkerClient<Channel>>,
     /// Through something that passes bytes on.
     pub passing: HashMap<String, WorkerClient<Channel>>,
+    /// Through something that passes calls on.
+    pub calling: HashMap<String, WorkerClient<Channel>>,
 }
 
 /// What all streams share.
@@ -189,6 +191,7 @@ impl Load {
             Way::Router => None,
             Way::Straight => Some(&self.leaders.straight),
             Way::Passing => Some(&self.leaders.passing),
+            Way::Calling => Some(&self.leaders.calling),
         };
         let leader = leaders.zip(session.owner.as_ref());
         let leader = leader.and_then(|(leaders, (group, epoch))| Some((leaders.get(group)?, *epoch)));

@@ -1,12 +1,23 @@
-//! A process in between that does nothing but pass bytes on: what any hop costs on this machine, under the same load.
+//! Something in between that decides nothing: what any hop costs on this machine, under the same load.
 //!
-//! Owns a port for each leader. Reads nothing of what passes, and keeps nothing.
+//! Owns two ports for each leader: one where bytes are passed on, and one where calls are, from an HTTP/2 server to an
+//! HTTP/2 client, as a router takes and makes them. Reads no message, and keeps nothing.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::task::{Context, Poll};
 
+use futures_util::future::BoxFuture;
 use hawser_common::tasks::Tasks;
+use hawser_proto::v1::worker_server;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::{Service, http};
+use tonic::server::NamedService;
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Channel, Endpoint, Server};
 
 /// Its thread, which is one, as a router's.
 pub const PASSING_THREADS: &str = "bench-passing";
@@ -35,6 +46,51 @@ pub async fn pass(leader: SocketAddr, tasks: &Tasks) -> std::io::Result<SocketAd
         }
     });
     Ok(address)
+}
+
+/// Passes calls on that come at the address that it gives. Needs a tokio runtime.
+pub fn call_on(leader: SocketAddr, tasks: &Tasks) -> anyhow::Result<SocketAddr> {
+    let incoming = TcpIncoming::bind(([127, 0, 0, 1], 0).into())?.with_nodelay(Some(true));
+    let address = incoming.local_addr()?;
+    let endpoint = Endpoint::from_shared(format!("http://{leader}"))?;
+    let calls = Calls(hawser_proto::connect_lazy(&endpoint));
+    let serving = Server::builder().add_service(calls);
+    let serving = serving.serve_with_incoming_shutdown(incoming, tasks.stopping().cancelled_owned());
+    tasks.spawn(async move {
+        // What breaks here fails the calls, which are counted.
+        let _ = serving.await;
+    });
+    Ok(address)
+}
+
+/// Calls of a worker's methods, made again at its leader.
+#[derive(Clone)]
+struct Calls(Channel);
+
+impl NamedService for Calls {
+    const NAME: &'static str = worker_server::SERVICE_NAME;
+}
+
+impl Service<http::Request<Body>> for Calls {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let mut leader = self.0.clone();
+        Box::pin(async move {
+            let called = async {
+                std::future::poll_fn(|cx| leader.poll_ready(cx)).await?;
+                leader.call(request).await
+            };
+            let failed = |error: tonic::transport::Error| Status::unavailable(error.to_string()).into_http();
+            Ok(called.await.unwrap_or_else(failed))
+        })
+    }
 }
 
 async fn carry(mut from: TcpStream, leader: SocketAddr) -> std::io::Result<()> {

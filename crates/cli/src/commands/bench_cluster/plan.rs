@@ -57,8 +57,8 @@ pub struct Plan {
     pub slots: usize,
     pub simulated: SimulatedOptions,
     pub churn: Option<Churn>,
-    /// Every second warm turn goes to the owner itself, to tell what the router adds; every other one of those through
-    /// something that passes bytes on.
+    /// Every second warm turn goes to the owner itself, to tell what the router adds; of those one in three through
+    /// something that passes bytes on, and one in three through something that passes calls on.
     pub direct: bool,
     /// Each session is claimed in a transaction of its own.
     pub claims_singly: bool,

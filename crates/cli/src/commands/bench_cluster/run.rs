@@ -18,7 +18,7 @@ use hawser_worker::WorkerHandle;
 use super::cluster::{Cluster, GRACE, GROUP_THREADS, Groups, ROUTER_THREADS, STORE_THREADS, runtime};
 use super::drive::{Leaders, Load, leader};
 use super::meter::{cpu_by, resident, threads};
-use super::passing::{PASSING_THREADS, pass};
+use super::passing::{PASSING_THREADS, call_on, pass};
 use super::plan::{Plan, Preset};
 use super::report::{Added, Compared, Phase, Report};
 use super::tally::Tally;
@@ -117,7 +117,8 @@ async fn leaders(plan: &Plan, cluster: &Cluster, passing: &Tasks) -> anyhow::Res
     for worker in cluster.workers.iter().filter(|_| plan.direct) {
         let (group, address) = (worker.group().to_string(), worker.addr());
         leaders.straight.insert(group.clone(), leader(address)?);
-        leaders.passing.insert(group, leader(pass(address, passing).await?)?);
+        leaders.passing.insert(group.clone(), leader(pass(address, passing).await?)?);
+        leaders.calling.insert(group, leader(call_on(address, passing)?)?);
     }
     Ok(leaders)
 }

@@ -26,14 +26,17 @@ pub enum Way {
     Straight,
     /// To the leader, through something that passes bytes on.
     Passing,
+    /// To the leader, through something that passes calls on.
+    Calling,
 }
 
 impl Way {
     /// Ways of the warm turns of a session, in turn.
     pub fn of(turn: u32) -> Self {
-        match turn % 4 {
+        match turn % 6 {
             1 => Self::Straight,
             3 => Self::Passing,
+            5 => Self::Calling,
             _ => Self::Router,
         }
     }
@@ -47,10 +50,11 @@ pub struct Tally {
     /// From sending to the first token, of turns through a router.
     pub first_token: Vec<u32>,
     /// Of warm turns, the part of that in which the leader was not working on them: through a router, past it, and past it
-    /// through something that passes bytes on.
+    /// through something that passes bytes or calls on.
     pub overhead_routed: Vec<u32>,
     pub overhead_direct: Vec<u32>,
     pub overhead_passing: Vec<u32>,
+    pub overhead_calling: Vec<u32>,
     pub groups: BTreeMap<String, u64>,
     /// Later turns on the owner of the turn before, and on another.
     pub stayed: u64,
@@ -87,6 +91,7 @@ impl Tally {
             Way::Router => &mut self.overhead_routed,
             Way::Straight => &mut self.overhead_direct,
             Way::Passing => &mut self.overhead_passing,
+            Way::Calling => &mut self.overhead_calling,
         };
         if kind == Kind::Warm {
             overhead.push(micros(first.saturating_sub(working)));
@@ -108,6 +113,7 @@ impl Tally {
         self.overhead_routed.extend(other.overhead_routed);
         self.overhead_direct.extend(other.overhead_direct);
         self.overhead_passing.extend(other.overhead_passing);
+        self.overhead_calling.extend(other.overhead_calling);
         for (group, turns) in other.groups {
             *self.groups.entry(group).or_default() += turns;
         }

@@ -188,15 +188,14 @@ impl Rebalancer {
     /// What the group carries itself.
     #[must_use]
     pub fn own_load(&self, own: &Own) -> Load {
-        let Capacity { slots_total, slots_free, slots_idle, running, queued, .. } = own.capacity;
-        let active = slots_total.saturating_sub(slots_free).saturating_sub(slots_idle) as f64;
+        let capacity = &own.capacity;
         let idle = own.sessions.iter().filter(|session| !session.busy);
         let expected: f64 = idle.map(|session| use_probability(session.idle) * session.needs as f64).sum();
-        let calls = self.own_calls.unwrap_or_else(|| Calls::of(running, queued));
+        let calls = self.own_calls.unwrap_or_else(|| Calls::of(capacity.running, capacity.queued));
         Load {
-            rows: active + expected,
+            rows: capacity.slots_live() as f64 + expected,
             calls: calls.all(),
-            slots: slots_total as f64,
+            slots: capacity.slots_total as f64,
             places: own.places as f64,
         }
     }

@@ -76,6 +76,7 @@ impl Group {
             sessions: self.sessions.len() as u64,
             running,
             queued: calls.round() as u32 - running,
+            ..Capacity::default()
         }
     }
 
