@@ -104,7 +104,7 @@ impl Gate {
     /// Nothing goes on from here: until the other end has gone.
     async fn hold(&self, from: &mut OwnedReadHalf) {
         self.0.send_modify(|state| state.held += 1);
-        let mut lost = [0; 4_096];
+        let mut lost = vec![0; 4_096];
         while matches!(from.read(&mut lost).await, Ok(count) if count > 0) {}
     }
 }
@@ -129,7 +129,7 @@ async fn asks(
     (point, asked, mut stop): Asking<'_>,
 ) {
     let most = if let Point::Bytes(most) = point { most } else { usize::MAX };
-    let mut bytes = [0; 16_384];
+    let mut bytes = vec![0; 16_384];
     loop {
         let left = (most - *asked.borrow()).min(bytes.len());
         if left == 0 || *stop.borrow() {
