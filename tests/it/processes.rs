@@ -207,8 +207,9 @@ async fn a_group_that_is_told_to_has_the_memory_of_its_pool_before_it_joins_and_
         worker.stop().await;
     }
     let taken = resident[1].saturating_sub(resident[0]);
-    // At most a page of 2 MiB more in each of 30 layers, at whose end is the archive.
-    let allowed = POOL_KIB * 9 / 10..=POOL_KIB + (64 << 10);
+    // At both ends of each of 30 layers a page of 2 MiB is shared with the archive, half of one on average; of the
+    // archive's other 256 MiB nothing is there.
+    let allowed = POOL_KIB * 9 / 10..=POOL_KIB + (128 << 10);
     assert!(allowed.contains(&taken), "{taken} KiB of {POOL_KIB}: {resident:?}");
     router.stop().await;
 }
