@@ -89,6 +89,12 @@ impl SlotMap {
         self.len() - self.live.len() - self.parked.len()
     }
 
+    /// Whether every position is live.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.live.len() == self.len()
+    }
+
     /// Grows with every change of the live positions but for those that [`SlotMap::append`] adds. Never 0.
     #[must_use]
     pub fn version(&self) -> u64 {

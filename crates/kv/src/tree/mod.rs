@@ -86,7 +86,7 @@ impl PrefixTree {
     /// the rest is added with one more holder: the tree. Returns how many rows were added.
     ///
     /// # Panics
-    /// If a slot is dead, free, or missing: an evicted row has no successors that are exact.
+    /// If a slot that is added is dead, free, or missing: an evicted row has no successors that are exact.
     pub fn publish(
         &mut self,
         namespace: &TenantId,
@@ -96,11 +96,11 @@ impl PrefixTree {
         pool: &mut SlotPool,
     ) -> usize {
         assert_eq!(tokens.len(), slots.len(), "one slot per token");
-        assert!(slots.iter().all(|slot| !slot.is_dead()), "no dead slot is published");
         let path = self.walk(namespace, tokens, now);
         let held: usize = path.iter().map(|&id| self.nodes.node(id).rows.len()).sum();
-        let pairs = tokens.iter().zip(slots).skip(held);
+        let pairs = tokens[held..].iter().zip(&slots[held..]);
         let rows: Box<[Row]> = pairs.map(|(&token, &slot)| Row { token, slot }).collect();
+        assert!(rows.iter().all(|row| !row.slot.is_dead()), "no dead slot is published");
         let added = rows.len();
         if added > 0 {
             rows.iter().for_each(|row| pool.retain(row.slot));

@@ -87,6 +87,66 @@ async fn p7_routers_that_race_overshoot_a_quota_by_little() {
 }
 
 #[tokio::test]
+async fn every_method_needs_a_place_but_the_operators_view_of_a_full_router() {
+    let quota = Quota { max_queued: 0, ..Quota::default() };
+    let cluster = Cluster::start(1, RouterOptions { max_in_flight: 1, quota, ..options() }).await;
+    cluster.workers[0].script(Script { then: Then::Hang, ..Script::default() });
+    let mut client = cluster.client.clone();
+    let held = client.generate(request("held")).await.unwrap().into_inner();
+    let session = || "s".to_owned();
+    let answers = [
+        ("Generate", client.generate(request("s")).await.map(drop)),
+        (
+            "OpenSession",
+            client
+                .open_session(v1::OpenSessionRequest { session: session(), ..Default::default() })
+                .await
+                .map(drop),
+        ),
+        (
+            "ForkSession",
+            client
+                .fork_session(v1::ForkSessionRequest {
+                    session: session(),
+                    fork: "t".to_owned(),
+                    ..Default::default()
+                })
+                .await
+                .map(drop),
+        ),
+        (
+            "CloseSession",
+            client.close_session(v1::CloseSessionRequest { session: session() }).await.map(drop),
+        ),
+        (
+            "DescribeSession",
+            client.describe_session(v1::DescribeSessionRequest { session: session() }).await.map(drop),
+        ),
+        (
+            "InspectSession",
+            client
+                .inspect_session(v1::InspectSessionRequest { session: session(), ..Default::default() })
+                .await
+                .map(drop),
+        ),
+        ("ListSessions", client.list_sessions(v1::ListSessionsRequest::default()).await.map(drop)),
+        ("ListModels", client.list_models(v1::ListModelsRequest::default()).await.map(drop)),
+        ("Tokenize", client.tokenize(v1::TokenizeRequest::default()).await.map(drop)),
+        (
+            "DescribeGroup",
+            client.describe_group(v1::DescribeGroupRequest { group: "group-0".to_owned() }).await.map(drop),
+        ),
+    ];
+    for (method, answer) in answers {
+        let code = answer.map_err(|status| fault(&status).code);
+        assert_eq!(code, Err(ErrorCode::Exhausted), "{method}");
+    }
+    client.list_groups(v1::ListGroupsRequest::default()).await.unwrap();
+    drop(held);
+    cluster.assert_idle().await;
+}
+
+#[tokio::test]
 async fn a_flood_of_one_tenant_leaves_the_other_its_turn() {
     let few = RouterOptions { max_in_flight: 2, queue_wait_ms: 60_000, ..options() };
     let (cluster, [a, b]) = two_tenants("[tenants.a]\nmax_queued = 1000\n", few).await;

@@ -96,9 +96,8 @@ impl Scheduler {
     fn take_shared(&mut self, sequence: &mut Sequence, now: Tick) -> usize {
         let most = (sequence.tokens.len() - 1).min(sequence.log.exact());
         let own = sequence.map.len();
-        let is_whole = sequence.map.live().len() == own;
         let front = &sequence.tokens[..most];
-        if !is_whole || own >= most || self.tree.matched(&sequence.namespace, front) <= own {
+        if !sequence.map.is_whole() || own >= most || self.tree.matched(&sequence.namespace, front) <= own {
             return 0;
         }
         let slots = self.tree.take(&sequence.namespace, front, now, &mut self.pool);

@@ -88,8 +88,9 @@ impl Scheduler {
 fn offer(tree: &mut PrefixTree, pool: &mut SlotPool, sequence: &Sequence, now: Tick) {
     let map = &sequence.map;
     let exact = sequence.log.exact().min(map.len());
-    let whole = map.live_positions().iter().zip(0..).take_while(|(position, at)| position.0 == *at).count();
-    let rows = exact.min(whole);
+    let before_hole =
+        || map.live_positions().iter().zip(0..).take_while(|(position, at)| position.0 == *at).count();
+    let rows = if map.is_whole() { exact } else { exact.min(before_hole()) };
     if rows > 0 {
         let (tokens, slots) = (&sequence.tokens[..rows], &map.live()[..rows]);
         tree.publish(&sequence.namespace, tokens, slots, now, pool);
