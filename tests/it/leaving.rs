@@ -129,7 +129,7 @@ async fn p13_three_routers_restart_one_after_the_other_under_two_hundred_streams
 }
 
 /// Resident memory of a process in KiB.
-fn resident_kib(pid: u32) -> u64 {
+pub(crate) fn resident_kib(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()

@@ -336,15 +336,25 @@ async fn e23_what_is_damaged_cut_short_or_foreign_is_refused_and_leaves_nothing(
     cluster.stop().await;
 }
 
-/// Not a test of speed: prints what a move takes. Run with `--ignored --nocapture`.
+/// Not a test of speed: prints what a move takes to a group that has just started, without and with `prefault`, in
+/// turns. Run with `--ignored --nocapture`.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "measures; takes minutes without optimisation"]
 async fn how_long_a_long_pruned_session_moves() {
-    let mut cluster = Cluster::start(2, |options| options.kv_slots = 9_000).await;
+    for prefault in [false, true, false, true, false, true] {
+        let (live, took) = long_move(prefault).await;
+        println!("prefault {prefault}: moved {live} live rows in {took:?}");
+    }
+}
+
+/// Live rows that moved, and in what time.
+async fn long_move(prefault: bool) -> (u64, Duration) {
+    let adjust = |options: &mut WorkerOptions| (options.kv_slots, options.prefault) = (9_000, prefault);
+    let mut cluster = Cluster::start(2, adjust).await;
     // Pruned between chunks too, so that the prompt does not take minutes.
     let keep = wire::Retention { bounded: Some(true), ..retention("intent-memory", 1_024) };
     let patient = Session { limit: Duration::from_secs(1_800), ..one(&cluster, &keep) };
-    let first = patient.turn(1, words(340, 7_900), 8).await;
+    patient.turn(1, words(340, 7_900), 8).await;
     let second = one(&cluster, &keep).turn(2, words(341, 20), 8).await;
     let clock = hawser_common::clock::Clock::system();
     let worker = cluster.workers.iter().find(|worker| worker.group().as_str() == second.group).unwrap();
@@ -352,9 +362,9 @@ async fn how_long_a_long_pruned_session_moves() {
     worker.drain().await;
     let took = clock.now().since(started);
     let live = cluster.client.describe_session("s").await.unwrap().live_tokens;
-    println!("moved {live} live rows of {} tokens in {took:?}", first.usage().prompt_tokens);
     let third = one(&cluster, &keep).turn(3, words(342, 20), 8).await;
     assert_eq!(third.usage().prefilled_tokens, 21);
     cluster.stop_worker(&second.group).await;
     cluster.stop().await;
+    (live, took)
 }

@@ -132,7 +132,10 @@ impl Server {
     pub(crate) async fn member(joins: [&str; 2], group: &str, more: &[&str]) -> (Self, String) {
         let model = demo_model();
         let mut arguments = vec!["worker", joins[0], joins[1], "--group", group, "--threads", "1"];
-        arguments.extend(["--model", model.to_str().unwrap(), "--kv-memory-mib", "128"]);
+        arguments.extend(["--model", model.to_str().unwrap()]);
+        if !more.contains(&"--kv-memory-mib") {
+            arguments.extend(["--kv-memory-mib", "128"]);
+        }
         arguments.extend(more);
         let mut worker = Self::start(&arguments);
         let uri = worker.uri_after(&format!("group {group} serves at ")).await;
@@ -169,6 +172,19 @@ impl Server {
         let status = tokio::time::timeout(LIMIT, end).await.expect("the server ends");
         assert!(status.success(), "{status}: {rest}");
         rest
+    }
+
+    /// SIGTERM, without waiting.
+    pub(crate) fn terminate(&self) {
+        self.signal("-TERM");
+    }
+
+    /// Its end, which is a good one; it was told to before.
+    pub(crate) async fn ended(mut self) {
+        let mut rest = String::new();
+        self.lines.into_inner().read_to_string(&mut rest).await.unwrap();
+        let status = self.child.wait().await.unwrap();
+        assert!(status.success(), "{status}: {rest}");
     }
 
     pub(crate) fn pid(&self) -> u32 {

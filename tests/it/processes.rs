@@ -8,6 +8,7 @@ use hawser_common::{Coded, ErrorCode};
 use hawser_tests::demo_model;
 
 use crate::cluster::{token_request, words};
+use crate::leaving::resident_kib;
 use crate::process::{Server, Typed, connect, run};
 
 /// Short leases, so that a killed group is gone soon.
@@ -191,5 +192,24 @@ async fn routers_and_workers_answer_health_checks_and_reflection() {
         assert!(listed.service.iter().any(|listed| listed.name == service), "{listed:?}");
     }
     worker.stop().await;
+    router.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_that_is_told_to_has_the_memory_of_its_pool_before_it_joins_and_no_more() {
+    const POOL_KIB: u64 = 512 << 10;
+    let (router, uri) = Server::router(&[]).await;
+    let mut resident = Vec::new();
+    for prefault in ["worker.prefault=false", "worker.prefault=true"] {
+        let more = ["--kv-memory-mib", "512", "--set", prefault];
+        let worker = Server::worker(&uri, "a", &more).await;
+        resident.push(resident_kib(worker.pid()));
+        worker.stop().await;
+    }
+    let taken = resident[1].saturating_sub(resident[0]);
+    // At both ends of each of 30 layers a page of 2 MiB is shared with the archive, half of one on average; of the
+    // archive's other 256 MiB nothing is there.
+    let allowed = POOL_KIB * 9 / 10..=POOL_KIB + (128 << 10);
+    assert!(allowed.contains(&taken), "{taken} KiB of {POOL_KIB}: {resident:?}");
     router.stop().await;
 }

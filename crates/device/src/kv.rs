@@ -5,15 +5,18 @@
 //! kernels need no tail. Promises that [`KvRows::write`] never touches slot 0, and that a row reads back as written,
 //! rounded to the row type. Never decides which slots are live.
 
+use std::io;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use hawser_common::SlotId;
 
 use crate::error::DeviceError;
-use crate::memory::HugeVec;
+use crate::memory::{HugeVec, make_present};
 use crate::simd::MAX_LANES;
+use crate::threads::Threads;
 
 mod format;
 pub(crate) use format::{Bf16, F16, F32, RowFormat};
@@ -129,6 +132,32 @@ impl KvRows {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.shape.layers * self.shape.slots * self.shape.slot_stride() * self.row_type().bytes()
+    }
+
+    /// Has the system map the memory of the first `slots` slots of every layer now, in all of `threads`, so that their
+    /// first writes do not wait for cleared pages. Of the slots behind them nothing is taken but what shares a page.
+    ///
+    /// # Errors
+    /// The system's, where it does not give the memory: rows work as before.
+    pub fn make_present(&mut self, slots: usize, threads: &Threads) -> io::Result<()> {
+        let (layer, used) = (self.shape.slots, slots.min(self.shape.slots));
+        let bytes = match &mut self.items {
+            Items::F32(items) => bytemuck::cast_slice_mut::<f32, u8>(items),
+            Items::F16(items) | Items::Bf16(items) => bytemuck::cast_slice_mut::<u16, u8>(items),
+        };
+        let slot = bytes.len() / (self.shape.layers * layer);
+        let layers = Mutex::new(bytes.chunks_mut(layer * slot));
+        let failed = Mutex::new(None);
+        let next = || layers.lock().unwrap_or_else(PoisonError::into_inner).next();
+        threads.run(&|_| {
+            while let Some(rows) = next() {
+                if let Err(error) = make_present(&mut rows[..used * slot]) {
+                    *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                    return;
+                }
+            }
+        });
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
     /// Stores one key and one value per slot and KV head. `keys`, `values`: `[n][Hkv][D]` for `n` slots.

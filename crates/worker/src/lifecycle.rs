@@ -142,7 +142,11 @@ impl Worker {
         let bounds = DriverOptions { limits, slots, archive_slots, queue };
         let meter = telemetry.meter.of_group(&group);
         let metrics = WorkerMetrics::new(&meter);
-        let (driver, thread) = driver::spawn_observed(formation, bounds, clock.clone(), metrics.clone())?;
+        let (timer, counters) = (clock.clone(), metrics.clone());
+        // Off the runtime's threads: the pool's memory may take a while.
+        let forming =
+            tokio::task::spawn_blocking(move || driver::spawn_observed(formation, bounds, timer, counters));
+        let (driver, thread) = forming.await.map_err(|error| StartError::Server(error.to_string()))??;
         let record = record(&options, &group, &model, address, &driver);
         let ttl = Duration::from_millis(options.lease_ttl_ms);
         let moves = Moves::new(&options, shape, Peers::new(Arc::clone(&store)), dial);

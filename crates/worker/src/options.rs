@@ -78,6 +78,8 @@ pub struct WorkerOptions {
     pub kv_slots: usize,
     /// Memory of the KV pool in MiB, where `kv_slots` is 0.
     pub kv_memory_mib: usize,
+    /// Take all memory of the pool from the system before the group joins the cluster, rather than as rows are written.
+    pub prefault: bool,
     /// Copies of evicted tokens that are kept beside the pool, for sessions that revive; 0: as many as
     /// `archive_memory_mib` has room for.
     pub archive_slots: usize,
@@ -157,6 +159,7 @@ impl Default for WorkerOptions {
             threads: 0,
             kv_slots: 0,
             kv_memory_mib: 1024,
+            prefault: false,
             archive_slots: 0,
             tp: 1,
             world: 1,

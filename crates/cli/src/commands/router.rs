@@ -11,7 +11,7 @@ use hawser_placement::EmbeddedOptions;
 use hawser_router::Router;
 
 use super::placing::{self, Placement};
-use super::serving::{announce_stop, flush, observe, scheme, stop_signal};
+use super::serving::{StopSignals, announce_stop, flush, observe, scheme};
 use crate::args::Global;
 use crate::config::{Config, Overrides, StoreKind};
 use crate::console::line;
@@ -49,6 +49,7 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
 }
 
 async fn serve(config: &Config, telemetry: &Telemetry) -> anyhow::Result<()> {
+    let mut stops = StopSignals::listen()?;
     let clock = Clock::system();
     let tasks = Tasks::new();
     let Placement { store, embedded } =
@@ -62,7 +63,7 @@ async fn serve(config: &Config, telemetry: &Telemetry) -> anyhow::Result<()> {
         StoreKind::Etcd => format!("--etcd {}", config.etcd.endpoints.join(",")),
     };
     line(format!("add groups with: hawser worker {joins} --group NAME"));
-    stop_signal().await?;
+    stops.next().await;
     let grace = Duration::from_secs(config.grace_s);
     announce_stop(grace);
     // Cancel-safe: the process ends either way.
@@ -71,7 +72,7 @@ async fn serve(config: &Config, telemetry: &Telemetry) -> anyhow::Result<()> {
             tasks.shutdown(grace).await;
             line("stopped");
         }
-        again = stop_signal() => again?,
+        () = stops.next() => {}
     }
     Ok(())
 }

@@ -7,23 +7,36 @@ use hawser_common::telemetry;
 use hawser_common::tls::ServerTls;
 use hawser_telemetry::Pipeline;
 use hawser_worker::{EngineKind, WorkerOptions};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::Global;
 use crate::config::Config;
 use crate::console::{bytes, counted, line};
 use crate::models;
 
-/// Waits for Ctrl-C or SIGTERM.
-pub async fn stop_signal() -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for Ctrl-C")?;
-    // Cancel-safe: both only wait.
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+/// Ctrl-C and SIGTERM, from the moment that the value is there: one that comes while nobody waits is not lost.
+#[derive(Debug)]
+pub struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl StopSignals {
+    pub fn listen() -> anyhow::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?,
+            interrupt: signal(SignalKind::interrupt()).context("cannot listen for Ctrl-C")?,
+        })
     }
-    Ok(())
+
+    /// Waits for one that was not waited for before. Cancel-safe: one that comes then stays for the next call.
+    pub async fn next(&mut self) {
+        // Cancel-safe: both only wait.
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
 }
 
 /// Longest that traces and metrics which wait are sent for at the end.
@@ -57,11 +70,14 @@ pub async fn flush<T>(pipeline: Pipeline, served: anyhow::Result<T>) -> anyhow::
 }
 
 /// Runs `start`, or gives up when a stop signal comes first.
-pub async fn unless_stopped<T>(start: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<Option<T>> {
+pub async fn unless_stopped<T>(
+    stops: &mut StopSignals,
+    start: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<Option<T>> {
     // Cancel-safe: dropping a start leaves nothing behind but memory that the process gives back.
     tokio::select! {
         started = start => started.map(Some),
-        stopped = stop_signal() => stopped.map(|()| None),
+        () = stops.next() => Ok(None),
     }
 }
 
@@ -90,4 +106,20 @@ pub fn announce_stop(grace: Duration) {
 pub fn threads_each(groups: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (cores / groups).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_signal_that_comes_between_two_waits_is_not_lost() {
+        let mut stops = StopSignals::listen().unwrap();
+        let started = unless_stopped(&mut stops, async { Ok(7) }).await.unwrap();
+        assert_eq!(started, Some(7));
+        let own = std::process::id().to_string();
+        assert!(std::process::Command::new("kill").args(["-TERM", &own]).status().unwrap().success());
+        let heard = tokio::time::timeout(Duration::from_secs(10), stops.next()).await;
+        assert!(heard.is_ok(), "the process would go on after SIGTERM");
+    }
 }

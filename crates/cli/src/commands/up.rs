@@ -16,7 +16,7 @@ use hawser_worker::{Worker, WorkerHandle, WorkerOptions};
 
 use super::placing::{self, Placement};
 use super::serving::{
-    announce_loading, announce_stop, flush, observe, scheme, stop_signal, threads_each, unless_stopped,
+    StopSignals, announce_loading, announce_stop, flush, observe, scheme, threads_each, unless_stopped,
 };
 use super::worker::announce_ready;
 use crate::args::Global;
@@ -95,7 +95,8 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
 async fn serve(config: &Config, telemetry: &Telemetry) -> anyhow::Result<()> {
     let clock = Clock::system();
     let began = clock.now();
-    let Some(parts) = unless_stopped(Box::pin(start(config, &clock, telemetry))).await? else {
+    let mut stops = StopSignals::listen()?;
+    let Some(parts) = unless_stopped(&mut stops, Box::pin(start(config, &clock, telemetry))).await? else {
         return Ok(());
     };
     let uri = format!("{}://{}", scheme(&config.router.tls), parts.router.addr());
@@ -105,8 +106,9 @@ async fn serve(config: &Config, telemetry: &Telemetry) -> anyhow::Result<()> {
         dim(format!("(ready in {})", time(clock.now().since(began))))
     ));
     try_next(&uri);
-    stop_signal().await?;
-    stop(parts, Duration::from_secs(config.grace_s)).await
+    stops.next().await;
+    stop(parts, Duration::from_secs(config.grace_s), &mut stops).await;
+    Ok(())
 }
 
 /// Everything that runs.
@@ -154,7 +156,7 @@ fn try_next(uri: &str) {
 }
 
 /// No new turns, running ones finish, then the end. A second signal ends at once.
-async fn stop(parts: Parts, grace: Duration) -> anyhow::Result<()> {
+async fn stop(parts: Parts, grace: Duration, stops: &mut StopSignals) {
     let Parts { router, groups, store } = parts;
     announce_stop(grace);
     let all = async {
@@ -165,9 +167,8 @@ async fn stop(parts: Parts, grace: Duration) -> anyhow::Result<()> {
     // Cancel-safe: the process ends either way.
     tokio::select! {
         () = all => line("stopped"),
-        again = stop_signal() => again?,
+        () = stops.next() => {}
     }
-    Ok(())
 }
 
 #[cfg(test)]

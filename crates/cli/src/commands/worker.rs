@@ -11,7 +11,7 @@ use hawser_common::telemetry::Telemetry;
 use hawser_worker::{Worker, WorkerHandle, WorkerOptions, follow_leader_observed};
 
 use super::placing;
-use super::serving::{announce_loading, announce_stop, flush, observe, scheme, stop_signal, unless_stopped};
+use super::serving::{StopSignals, announce_loading, announce_stop, flush, observe, scheme, unless_stopped};
 use crate::args::Global;
 use crate::config::{Config, Overrides};
 use crate::console::{bytes, count, counted, line, time};
@@ -105,21 +105,22 @@ async fn serve(config: Config, telemetry: &Telemetry) -> anyhow::Result<()> {
     if config.worker.rank > 0 {
         return follow(config.worker, telemetry.clone()).await;
     }
-    let Some((group, router)) = unless_stopped(Box::pin(start(&config, telemetry))).await? else {
+    let mut stops = StopSignals::listen()?;
+    let Some((group, router)) = unless_stopped(&mut stops, Box::pin(start(&config, telemetry))).await? else {
         return Ok(());
     };
     announce_ready(&group);
-    if let Some(joined) = unless_stopped(joined(&config, router.as_ref(), &group)).await? {
+    if let Some(joined) = unless_stopped(&mut stops, joined(&config, router.as_ref(), &group)).await? {
         let (name, scheme, address) = (group.group(), scheme(&config.worker.tls), group.addr());
         line(format!("group {name} serves at {scheme}://{address} and {joined}"));
-        stop_signal().await?;
+        stops.next().await;
     }
     let grace = Duration::from_secs(config.grace_s);
     announce_stop(grace);
     // Cancel-safe: the process ends either way.
     tokio::select! {
         _ = group.shutdown(grace) => line("stopped"),
-        again = stop_signal() => again?,
+        () = stops.next() => {}
     }
     Ok(())
 }
@@ -128,7 +129,8 @@ async fn serve(config: Config, telemetry: &Telemetry) -> anyhow::Result<()> {
 async fn follow(worker: WorkerOptions, telemetry: Telemetry) -> anyhow::Result<()> {
     line(format!("rank {} of {}; the leader is at {}", worker.rank, worker.world, worker.rendezvous));
     let following = tokio::task::spawn_blocking(move || follow_leader_observed(&worker, &telemetry));
-    if let Some(ended) = unless_stopped(async { anyhow::Ok(following.await?) }).await? {
+    let mut stops = StopSignals::listen()?;
+    if let Some(ended) = unless_stopped(&mut stops, async { anyhow::Ok(following.await?) }).await? {
         ended?;
     }
     line("stopped");

@@ -149,3 +149,21 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn rows_made_present_hold_what_they_held() {
+    let shape = KvShape { layers: 3, slots: 700, kv_heads: 2, head_dim: 5 };
+    for (rows, threads) in TYPES.into_iter().zip([1, 2, 5]) {
+        let threads = Threads::new(threads.try_into().unwrap());
+        let mut kv = KvRows::new(shape, rows).unwrap();
+        kv.write(1, &[SlotId(699)], &[1.5; 10], &[2.5; 10]);
+        for slots in [0, 400, 700, 701] {
+            kv.make_present(slots, &threads).unwrap();
+        }
+        let mut out = [0.0; 5];
+        kv.key(1, SlotId(699), 1, &mut out);
+        assert_eq!(out, [1.5; 5]);
+        kv.value(2, SlotId(1), 0, &mut out);
+        assert_eq!(out, [0.0; 5]);
+    }
+}

@@ -14,6 +14,7 @@ mod rows;
 mod scoring;
 
 use std::collections::HashMap;
+use std::io;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
@@ -123,6 +124,14 @@ impl Executor {
     #[must_use]
     pub fn kv(&self) -> &KvRows {
         &self.kv
+    }
+
+    /// Has the system map the memory of the first `slots` slots now: see [`KvRows::make_present`].
+    ///
+    /// # Errors
+    /// The system's, where it does not give the memory; the executor works as before.
+    pub fn make_present(&mut self, slots: usize) -> io::Result<()> {
+        self.kv.make_present(slots, &self.threads)
     }
 
     /// The KV rows, to change outside a step. For tests and for restoring.

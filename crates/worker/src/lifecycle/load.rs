@@ -175,7 +175,8 @@ fn load_model(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> Result
     let weight_bytes = shards.iter().map(|shard| shard.matrix_bytes() as u64).sum();
     let slot_bytes_here: usize = shards.iter().map(|shard| of_ranks[shard.shard().rank]).sum();
     let watch = RankWatch { tracer: tracer.clone(), clock: clock.clone() };
-    let formation = formation(&checkpoint, shards, options, sizes, (watch, tls))?;
+    let prefault = options.prefault.then_some(slots);
+    let formation = formation(&checkpoint, shards, options, (sizes, prefault), (watch, tls))?;
     let architecture = format!("{:?}", config.architecture).to_lowercase();
     let info = v1::ModelInfo {
         name: name.clone(),
@@ -241,12 +242,20 @@ fn formation(
     checkpoint: &Checkpoint,
     mut shards: Vec<Arc<Model>>,
     options: &WorkerOptions,
-    sizes: ExecutorOptions,
+    (sizes, prefault): (ExecutorOptions, Option<usize>),
     (watch, tls): (RankWatch, Option<RankTls>),
 ) -> Result<Box<dyn Formation>, LoadError> {
     let timeout = Duration::from_millis(options.rank_timeout_ms);
     if options.world == 1 {
-        return Ok(Box::new(Threads::new(shards, sizes, timeout).watched_by(watch)));
+        let threads = Threads::new(shards, sizes, timeout).watched_by(watch);
+        return Ok(Box::new(match prefault {
+            Some(slots) => threads.prefaulted(slots),
+            None => threads,
+        }));
+    }
+    if prefault.is_some() {
+        // Ranks wait for each other while they form, and no longer than `rank_timeout_ms`.
+        tracing::warn!("worker.prefault does nothing in a group of several processes");
     }
     let unusable = |source| LoadError::Rendezvous { address: options.rendezvous.clone(), source };
     let mut addresses = options.rendezvous.to_socket_addrs().map_err(unusable)?;

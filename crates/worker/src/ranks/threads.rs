@@ -31,19 +31,28 @@ pub struct Threads {
     followers: Vec<(usize, JoinHandle<()>)>,
     probe: Arc<dyn Probe>,
     watch: Option<RankWatch>,
+    /// Slots whose memory the first epoch makes present. One that follows a failure does not wait for it.
+    prefault: Option<usize>,
 }
 
 impl Threads {
     #[must_use]
     pub fn new(shards: Vec<Arc<Model>>, options: ExecutorOptions, timeout: Duration) -> Self {
         let probe = Arc::new(Unprobed);
-        Self { shards, options, timeout, followers: Vec::new(), probe, watch: None }
+        Self { shards, options, timeout, followers: Vec::new(), probe, watch: None, prefault: None }
     }
 
     /// The same, under watch.
     #[must_use]
     pub fn watched_by(mut self, watch: RankWatch) -> Self {
         self.watch = Some(watch);
+        self
+    }
+
+    /// The same, which has the memory of so many slots present when it has formed, if the system gives it.
+    #[must_use]
+    pub fn prefaulted(mut self, slots: usize) -> Self {
+        self.prefault = Some(slots);
         self
     }
 
@@ -69,6 +78,20 @@ impl Threads {
         }
         self.followers.iter().map(|(rank, _)| *rank).collect()
     }
+
+    fn make_present(&mut self, executors: &mut [Executor]) {
+        let Some(slots) = self.prefault.take() else { return };
+        let now = || self.watch.as_ref().map(|watch| watch.clock.now());
+        let started = now();
+        for (rank, executor) in executors.iter_mut().enumerate() {
+            if let Err(error) = executor.make_present(slots) {
+                tracing::warn!(rank, %error, "the memory of the KV pool is taken as rows are written");
+                return;
+            }
+        }
+        let took = now().zip(started).map(|(now, started)| now.since(started));
+        tracing::info!(slots, ?took, "the memory of the KV pool is present");
+    }
 }
 
 impl Formation for Threads {
@@ -83,19 +106,26 @@ impl Formation for Threads {
             return Err(FormError::Missing { ranks, world });
         }
         if world == 1 {
-            let executor = Executor::new(Arc::clone(&self.shards[0]), self.options)?;
+            let mut executor = Executor::new(Arc::clone(&self.shards[0]), self.options)?;
+            self.make_present(std::slice::from_mut(&mut executor));
             return Ok(Leader::alone(Rank::new(executor, epoch)));
         }
         let sums = ThreadGroup::new(world, self.timeout);
         let links = ThreadGroup::new(world, self.timeout);
-        let mut leader = None;
+        let (mut executors, mut ends) = (Vec::new(), Vec::new());
         for (rank, (sum, link)) in sums.into_iter().zip(links).enumerate() {
             let seat = Seat { epoch, rank };
             let sum = self.probe.transport(seat, Channel::Sums, Box::new(sum));
             let link = self.probe.transport(seat, Channel::Commands, Box::new(link));
             let abort = sum.abort_handle();
             let shard = Arc::clone(&self.shards[rank]);
-            let executor = Executor::in_group(shard, self.options, sum)?;
+            executors.push(Executor::in_group(shard, self.options, sum)?);
+            ends.push((link, abort));
+        }
+        // Before the first rank waits for another.
+        self.make_present(&mut executors);
+        let mut leader = None;
+        for (rank, (executor, (link, abort))) in executors.into_iter().zip(ends).enumerate() {
             let mut state = Rank::new(executor, epoch).watched_by(self.watch.clone(), rank);
             let mut link = Link::new(link);
             if rank == 0 {
