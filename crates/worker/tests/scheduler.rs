@@ -387,6 +387,31 @@ fn e17_a_long_prompt_delays_a_decoding_sequence_by_at_most_its_own_chunk() {
 }
 
 #[test]
+fn e17_a_short_prompt_does_not_wait_for_all_of_a_long_one() {
+    let mut harness = Harness::new(
+        Limits { step_tokens: 32, mixed_tokens: 32, max_running: 8, max_waiting: 8, share_prefixes: true },
+        4_000,
+    );
+    harness.submit(None, vec![1; 1_000], 2).unwrap();
+    harness.submit(None, vec![2; 900], 2).unwrap();
+    harness.step();
+    let short = harness.submit(None, (0..20).collect(), 1).unwrap();
+    let steps = (1..).find(|_| {
+        harness.step();
+        !harness.active.contains_key(&short)
+    });
+    assert_eq!(steps, Some(2), "sixteen rows a step are not the oldest's");
+    // The oldest loses half of the steps at most.
+    let oldest = SequenceId(0);
+    let steps = (3..).find(|_| {
+        harness.step();
+        harness.active.get(&oldest).is_none_or(|sequence| sequence.tokens.len() > 1_000)
+    });
+    assert!(steps.is_some_and(|steps| steps <= 1_000 / 16), "{steps:?}");
+    harness.drain();
+}
+
+#[test]
 fn a_full_pool_preempts_the_youngest_and_every_sequence_still_gets_its_tokens() {
     let mut harness = Harness::new(
         Limits { step_tokens: 16, mixed_tokens: 16, max_running: 3, max_waiting: 8, share_prefixes: true },

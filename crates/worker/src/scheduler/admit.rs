@@ -29,8 +29,9 @@ impl Scheduler {
         let matched = key.map_or(0, |key| self.cache.matched(key, &next.tokens));
         let rows = idle.map_or(0, |idle| idle.map.len().min(matched));
         let shared = if rows == 0 { self.tree.matched(&next.namespace, &next.tokens) } else { 0 };
-        let promised: usize = self.running.iter().map(Sequence::pending).sum();
-        let needed = next.tokens.len() - rows.max(shared.min(next.tokens.len() - 1)) + 1 + promised;
+        let promised: usize = self.running.iter().map(Sequence::promised).sum();
+        let prompt = next.tokens.len() - rows.max(shared.min(next.tokens.len() - 1));
+        let needed = prompt.min(next.prompt_slots) + 1 + promised;
         self.has_slots(needed, key)
     }
 

@@ -6,7 +6,8 @@
 //! clock, or looks at text.
 //!
 //! Order: running sequences by admission. One-row sequences first (decode), then prefill chunks fill the step's
-//! token budget, which is smaller while something decodes. Under pressure: rows that only the prefix tree holds go
+//! token budget, which is smaller while something decodes: half of it is the oldest prompt's, and the other half goes to
+//! those with least left, so that a short prompt does not wait for all of a long one. Under pressure: rows that only the prefix tree holds go
 //! first, then idle sessions are demoted (least recently used first), then the sequence admitted last is preempted.
 //! Whatever lost its rows keeps its tokens and its prunes, and computes the same rows again. The oldest runner is never
 //! preempted.
@@ -209,8 +210,10 @@ impl Scheduler {
 
     /// Adds the sequences that decode, or those that prefill, up to `budget` rows of the whole plan.
     fn plan_sequences(&mut self, decode: bool, budget: usize, plan: &mut StepPlan) {
+        let left = budget - plan.rows();
+        let shares = if decode { vec![left; self.running.len()] } else { self.prefill_shares(left) };
         // What an entry preempts comes after it, so that those before stay where they are.
-        for index in 0.. {
+        for (index, share) in shares.into_iter().enumerate() {
             let Some(sequence) = self.running.get(index) else { return };
             if sequence.refill.is_some() {
                 // What comes back is there before the next row, which sees it.
@@ -230,7 +233,7 @@ impl Scheduler {
             let chunk = if hint > 0 { pending.min(before_hint.max(1)) } else { pending };
             // So must the rows of a begun answer, of the prune that follows the prompt.
             let before_answer = if start < sequence.prompt { sequence.prompt - start } else { pending };
-            let room = budget - plan.rows();
+            let room = share.min(budget - plan.rows());
             let count = chunk.min(before_prune).min(before_answer).min(room);
             let waits = count == pending && sequence.paused;
             let is_decode = pending == 1 || with_hint;
@@ -246,6 +249,27 @@ impl Scheduler {
             }
             self.plan_rows(index, count.min(self.pool.free()), plan);
         }
+    }
+
+    /// How many rows each running sequence prefills at most, of `budget` in all: the oldest prompt at least half, and the
+    /// others what is left of it, those first that have least to go.
+    fn prefill_shares(&self, budget: usize) -> Vec<usize> {
+        let mut shares = vec![0; self.running.len()];
+        let pending = |index: usize| self.running[index].pending();
+        let mut prefills: Vec<usize> = (0..self.running.len()).filter(|&index| pending(index) > 1).collect();
+        if prefills.is_empty() {
+            return shares;
+        }
+        let oldest = prefills.remove(0);
+        prefills.sort_by_key(|&index| pending(index));
+        let mut left = budget - pending(oldest).min(budget.div_ceil(2));
+        shares[oldest] = budget - left;
+        for index in prefills {
+            shares[index] = pending(index).min(left);
+            left -= shares[index];
+        }
+        shares[oldest] += left;
+        shares
     }
 
     /// Adds `count` rows of a sequence, which have room.

@@ -174,6 +174,11 @@ impl Sequence {
         self.prompt_slots.saturating_sub(self.map.len() - self.map.vacant())
     }
 
+    /// Slots that it was promised and has not taken: for the rest of its prompt, and for what it has generated.
+    pub(super) fn promised(&self) -> usize {
+        self.pending().min(self.reserved() + self.tokens.len() - self.prompt)
+    }
+
     pub(super) fn expired(&self, now: Tick) -> bool {
         self.deadline.is_some_and(|deadline| deadline <= now)
     }
