@@ -367,6 +367,11 @@ impl TurnWatch {
         Self { metrics: metrics.clone(), clock: clock.clone(), arrived, span, lines, is_ended: false }
     }
 
+    /// When the request came.
+    pub(crate) fn arrived(&self) -> Tick {
+        self.arrived
+    }
+
     /// What spans of ranks hang under.
     pub(crate) fn parent(&self) -> &TraceParent {
         self.span.parent()

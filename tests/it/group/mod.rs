@@ -8,6 +8,7 @@ mod plans;
 mod replay;
 mod scores;
 mod tables;
+mod wait;
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -167,6 +168,7 @@ struct Group {
     driver: Option<DriverHandle>,
     thread: Option<JoinHandle<()>>,
     watch: Arc<Watch>,
+    now: Clock,
     clock: ManualClock,
     next: u64,
 }
@@ -184,9 +186,9 @@ impl Group {
             share_prefixes: true,
         };
         let options = DriverOptions { limits, slots: SLOTS, archive_slots: 0, queue: 64 };
-        let (clock, manual) = Clock::manual();
-        let (driver, thread) = driver::spawn(Box::new(threads), options, clock).unwrap();
-        Self { driver: Some(driver), thread: Some(thread), watch, clock: manual, next: 0 }
+        let (now, clock) = Clock::manual();
+        let (driver, thread) = driver::spawn(Box::new(threads), options, now.clone()).unwrap();
+        Self { driver: Some(driver), thread: Some(thread), watch, now, clock, next: 0 }
     }
 
     fn driver(&self) -> &DriverHandle {
@@ -227,7 +229,8 @@ impl Group {
             deadline: None,
             keep,
         };
-        self.driver().run(Turn { submission, generation, events, trace: TraceParent::default() }).unwrap();
+        let (arrived, trace) = (self.now.now(), TraceParent::default());
+        self.driver().run(Turn { submission, generation, events, arrived, trace }).unwrap();
         receiver
     }
 

@@ -3,6 +3,7 @@
 use std::sync::mpsc::{SyncSender, TrySendError};
 
 use hawser_common::SessionKey;
+use hawser_common::clock::Tick;
 use hawser_common::group::Capacity;
 use hawser_common::telemetry::TraceParent;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -31,6 +32,8 @@ pub struct Turn {
     pub generation: Generation,
     /// Room for at least [`Turn::MIN_ROOM`] events. Dropping the receiver aborts the turn.
     pub events: mpsc::Sender<TurnEvent>,
+    /// When the request came to the leader: its wait begins there.
+    pub arrived: Tick,
     /// What spans of ranks hang under.
     pub trace: TraceParent,
 }

@@ -48,12 +48,12 @@ struct Running {
 }
 
 impl Running {
-    fn new(generation: Generation, events: mpsc::Sender<TurnEvent>, now: Tick) -> Self {
+    fn new(generation: Generation, events: mpsc::Sender<TurnEvent>, arrived: Tick) -> Self {
         Self {
             generation,
             events,
             first_token: None,
-            arrived: now,
+            arrived,
             last_token: None,
             pruning: Duration::ZERO,
             prunes: Vec::new(),
@@ -254,7 +254,7 @@ impl Driver {
     fn obey(&mut self, command: Command) {
         let now = self.clock.now();
         match command {
-            Command::Run(turn) => self.submit(*turn, now),
+            Command::Run(turn) => self.submit(*turn),
             Command::Fork { from, to, done } => {
                 self.scheduler.fork(&from, &to, now);
                 let _ = done.send(());
@@ -276,15 +276,15 @@ impl Driver {
         }
     }
 
-    fn submit(&mut self, turn: Turn, now: Tick) {
-        let Turn { submission, generation, events, trace } = turn;
+    fn submit(&mut self, turn: Turn) {
+        let Turn { submission, generation, events, arrived, trace } = turn;
         if self.leader.is_none() {
             return send(&events, TurnEvent::Failed(TurnError::GroupDown));
         }
         let id = submission.id;
-        match self.scheduler.submit(submission, now) {
+        match self.scheduler.submit(submission, arrived) {
             Ok(()) => {
-                let turn = Running { trace: trace.ids(), ..Running::new(generation, events, now) };
+                let turn = Running { trace: trace.ids(), ..Running::new(generation, events, arrived) };
                 self.running.insert(id, turn);
             }
             Err(refusal) => send(&events, TurnEvent::Failed(refusal.into())),

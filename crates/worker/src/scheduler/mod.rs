@@ -129,16 +129,16 @@ impl Scheduler {
         }
     }
 
-    /// Takes a request.
+    /// Takes a request that came at `arrived`: its wait counts from there.
     ///
     /// # Errors
     /// [`Refusal`] if it can never fit, or the queue is full.
-    pub fn submit(&mut self, submission: Submission, now: Tick) -> Result<(), Refusal> {
+    pub fn submit(&mut self, submission: Submission, arrived: Tick) -> Result<(), Refusal> {
         assert!(
             !submission.prompt.is_empty() && submission.max_new > 0,
             "parsed before: there is something to run"
         );
-        let mut sequence = Sequence::new(submission, now);
+        let mut sequence = Sequence::new(submission, arrived);
         sequence.prompt_slots = self.prompt_slots(&sequence);
         let (needed, usable) = (sequence.prompt_slots + sequence.max_new, self.pool.usable());
         if needed > usable {

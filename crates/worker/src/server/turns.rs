@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hawser_common::clock::{Clock, Tick};
 use hawser_common::group::Owner;
-use hawser_common::request::{Begun, Extent, TurnRequest};
+use hawser_common::request::{Begun, Extent, Input, TurnRequest};
 use hawser_common::retention::{Choice, Retention};
 use hawser_common::sampling::Sampling;
 use hawser_common::tasks::Tasks;
-use hawser_common::telemetry::{Telemetry, TraceParent};
+use hawser_common::telemetry::Telemetry;
 use hawser_common::{Epoch, GroupId, SessionKey, TenantId};
 use hawser_placement::{ClaimError, RegistrationHandle};
 use tokio::sync::mpsc;
@@ -189,7 +189,7 @@ impl TurnService {
         let keep = Answered { keep, begun: begun.unwrap_or_default() };
         let mut guard = TurnGuard { shared: Arc::clone(shared), key: key.clone(), held };
         let (id, events) =
-            self.submit((tenant, key.as_ref()), (&prompt, keep), &sampling, (deadline, watch.parent()))?;
+            self.submit((tenant, key.as_ref()), (&prompt, keep), &sampling, (deadline, watch))?;
         watch.request(id.0);
         if let (Some(key), Some(held)) = (&key, &mut guard.held) {
             // Prefill is running meanwhile; nothing has left this process yet.
@@ -204,6 +204,8 @@ impl TurnService {
         request: TurnRequest,
     ) -> Result<(Option<Held>, Prompt), TurnError> {
         let text = self.shared.text.clone();
+        // Nothing is rendered or tokenised: not worth another thread.
+        let is_quick = matches!(request.input, Input::Tokens(_));
         let work = move || {
             let fresh = Transcript::default();
             let session = held.as_deref().unwrap_or(&fresh);
@@ -211,6 +213,9 @@ impl TurnService {
                 build_prompt(&text, session, request.input, request.extent, request.protected_tokens)?;
             Ok((held, prompt))
         };
+        if is_quick {
+            return work();
+        }
         tokio::task::spawn_blocking(work).await.map_err(|_| TurnError::TaskFailed)?
     }
 
@@ -219,7 +224,7 @@ impl TurnService {
         (namespace, key): (TenantId, Option<&SessionKey>),
         (prompt, Answered { keep, begun }): (&Prompt, Answered),
         sampling: &Sampling,
-        (deadline, trace): (Option<Tick>, &TraceParent),
+        (deadline, watch): (Option<Tick>, &TurnWatch),
     ) -> Result<(SequenceId, mpsc::Receiver<TurnEvent>), TurnError> {
         let shared = &self.shared;
         let (tokens, context) = (&prompt.tokens, shared.context);
@@ -255,7 +260,8 @@ impl TurnService {
         let session = key.cloned();
         let (prompt, begun) = (tokens.clone(), begun.tokens);
         let submission = Submission { id, session, namespace, prompt, begun, max_new, deadline, keep };
-        shared.driver.run(Turn { submission, generation, events: sender, trace: trace.clone() })?;
+        let (arrived, trace) = (watch.arrived(), watch.parent().clone());
+        shared.driver.run(Turn { submission, generation, events: sender, arrived, trace })?;
         Ok((id, events))
     }
 }

@@ -23,6 +23,16 @@ pub fn cpu_of(name: &str) -> Duration {
     Duration::from_nanos(nanos.sum())
 }
 
+/// CPU time of this process, threads that have ended included. Zero where the kernel does not say.
+pub fn cpu() -> Duration {
+    // After the name, which is in brackets and may hold spaces, come the state and ten numbers more; then the ticks in
+    // user and in kernel mode, of which Linux shows a hundred a second whatever its own clock is.
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+    let ticks: u64 = fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+    Duration::from_millis(10 * ticks)
+}
+
 /// Threads of this process.
 pub fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
@@ -63,5 +73,16 @@ mod tests {
     fn this_process_has_memory_and_threads() {
         assert!(resident() > 1 << 20 && threads() >= 1);
         assert_eq!(cpu_of("no-thread-of-this-name"), Duration::ZERO);
+    }
+
+    #[test]
+    fn time_on_the_processor_is_counted_of_threads_that_have_ended_too() {
+        let before = cpu();
+        let limit = Duration::from_millis(100);
+        let own = || cpu_of("burns");
+        let burn = move || while own() < limit {};
+        std::thread::Builder::new().name("burns".into()).spawn(burn).unwrap().join().unwrap();
+        // In ticks, of which one may be cut off at each end.
+        assert!(cpu().saturating_sub(before) >= limit - Duration::from_millis(20));
     }
 }

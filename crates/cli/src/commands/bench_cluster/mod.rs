@@ -60,6 +60,9 @@ pub struct Options {
     /// Pause of a stream after each turn, instead of the preset's
     #[arg(long, value_name = "MS")]
     think_ms: Option<u64>,
+    /// Times of the simulated engines' steps, as a share of a GPU's (0: none), instead of the preset's
+    #[arg(long, value_name = "X")]
+    time_scale: Option<f64>,
     /// End with an error where a target is missed, too
     #[arg(long)]
     check: bool,
@@ -80,6 +83,8 @@ impl Options {
         plan.turns = self.turns.unwrap_or(plan.turns);
         plan.streams = self.streams.unwrap_or(plan.streams);
         plan.think_ms = self.think_ms.unwrap_or(plan.think_ms);
+        plan.simulated.time_scale = self.time_scale.unwrap_or(plan.simulated.time_scale);
+        plan.simulated.validate()?;
         let bounds = [
             ("routers", plan.routers, 1, 64),
             ("groups", plan.groups, 1, 10_000),

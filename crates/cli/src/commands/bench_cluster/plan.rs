@@ -9,7 +9,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Preset {
-    /// What the router adds to a warm turn, at about half load
+    /// What the router adds to a warm turn
     Warm,
     /// Relayed frames per second and router core, with a thousand streams open
     Frames,

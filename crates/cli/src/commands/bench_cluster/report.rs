@@ -24,6 +24,8 @@ pub struct Phase {
     pub frames_per_s: f64,
     /// CPU time by the names of threads.
     pub cpu_s: BTreeMap<&'static str, f64>,
+    /// Share of the machine's CPU time that all of this took.
+    pub load: f64,
     pub router_cpu_us_per_turn: f64,
     /// Frames for a second of one core.
     pub frames_per_router_core_s: f64,
@@ -103,6 +105,10 @@ pub struct Report {
     pub checks: Vec<Check>,
 }
 
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 #[allow(clippy::cast_precision_loss, reason = "counts far below 2^52")]
 fn ratio(a: u64, b: u64) -> f64 {
     if b == 0 { 0.0 } else { a as f64 / b as f64 }
@@ -118,7 +124,7 @@ impl Phase {
         name: &'static str,
         tally: &Tally,
         took: Duration,
-        cpu: &BTreeMap<&'static str, Duration>,
+        (all, cpu): (Duration, &BTreeMap<&'static str, Duration>),
     ) -> Self {
         let mut first = tally.first_token.clone();
         first.sort_unstable();
@@ -132,6 +138,7 @@ impl Phase {
             frames: tally.frames,
             frames_per_s: per(tally.frames, seconds),
             cpu_s: cpu.iter().map(|(name, time)| (*name, time.as_secs_f64())).collect(),
+            load: if seconds > 0.0 { all.as_secs_f64() / (seconds * cores() as f64) } else { 0.0 },
             router_cpu_us_per_turn: router_cpu_s * 1e6 / tally.first_token.len().max(1) as f64,
             frames_per_router_core_s: per(tally.frames, router_cpu_s),
             first_token_p50_us: quantile(&first, 0.5),
@@ -178,7 +185,7 @@ impl Report {
     pub fn new(plan: &Plan, store: &'static str) -> Self {
         Self {
             hawser: env!("CARGO_PKG_VERSION"),
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            cores: cores(),
             store,
             plan: plan.clone(),
             phases: Vec::new(),
@@ -247,6 +254,7 @@ impl Report {
             let each = |cpu: f64| cpu * 1e6 / phase.turns.max(1) as f64;
             let cpu = phase.cpu_s.iter().map(|(name, cpu)| format!("{name} {:.0}", each(*cpu)));
             line(format!("µs of CPU per turn, {}: {}", phase.name, cpu.collect::<Vec<_>>().join(", ")));
+            line(format!("load, {}: {:.0} % of {} cores", phase.name, phase.load * 100.0, self.cores));
         }
         if let Some(added) = &self.added {
             line(format!(

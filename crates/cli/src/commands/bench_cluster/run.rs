@@ -17,7 +17,7 @@ use hawser_worker::WorkerHandle;
 
 use super::cluster::{Cluster, GRACE, GROUP_THREADS, Groups, ROUTER_THREADS, STORE_THREADS, runtime};
 use super::drive::{Leaders, Load, leader};
-use super::meter::{cpu_by, resident, threads};
+use super::meter::{cpu, cpu_by, resident, threads};
 use super::passing::{PASSING_THREADS, call_on, pass};
 use super::plan::{Plan, Preset};
 use super::report::{Added, Compared, Phase, Report};
@@ -80,14 +80,16 @@ fn driven(plan: &Plan, etcd: &[String]) -> anyhow::Result<(Report, Tally)> {
         let churns = (turns > 1).then_some(plan.churn).flatten();
         let churning = churns.map(|churn| start_churn(&mut cluster, &load, churn.groups));
         let before = (clock.now(), cpu_by(&PARTS), cluster.groups.calls.snapshot());
+        let all_before = cpu();
         let tally = clients.block_on(load.run(turns));
         let took = clock.now().since(before.0);
-        let mut cpu = cpu_by(&PARTS);
+        let all = cpu().saturating_sub(all_before);
+        let mut by_part = cpu_by(&PARTS);
         for (name, before) in before.1 {
-            let now = cpu.entry(name).or_default();
+            let now = by_part.entry(name).or_default();
             *now = now.saturating_sub(before);
         }
-        let mut phase = Phase::of(name, &tally, took, &cpu);
+        let mut phase = Phase::of(name, &tally, took, (all, &by_part));
         let calls = cluster.groups.calls.snapshot();
         phase.store_calls =
             calls.into_iter().map(|(name, calls)| (name, calls - before.2.get(name).unwrap_or(&0))).collect();
@@ -253,7 +255,7 @@ fn sticky(plan: &Plan, etcd: &[String]) -> anyhow::Result<Report> {
     ] {
         error(format!("{name}:"));
         let (report, tally) = driven(&Plan { strategy, ..plan.clone() }, etcd)?;
-        let all = Phase::of(name, &tally, Duration::ZERO, &BTreeMap::new());
+        let all = Phase::of(name, &tally, Duration::ZERO, (Duration::ZERO, &BTreeMap::new()));
         compared.push(Compared {
             strategy: name,
             first_token_p50_us: all.first_token_p50_us,
