@@ -158,6 +158,16 @@ impl GroupReport {
         }
     }
 
+    /// The ranks that have to join before the group can serve; none where it is whole.
+    #[must_use]
+    pub fn awaited(&self) -> Vec<usize> {
+        if self.phase != Phase::Forming {
+            return Vec::new();
+        }
+        let away = |rank: &RankReport| !matches!(rank.health, Health::Up);
+        (0..).zip(&self.ranks).filter(|(_, rank)| away(rank)).map(|(index, _)| index).collect()
+    }
+
     /// How each rank is now, in the order of the ranks. The leader cannot see which of several others it waits for.
     #[must_use]
     pub fn health(&self) -> Vec<Health> {
@@ -212,9 +222,12 @@ mod tests {
         assert_eq!((leader, bystander), (&Health::Up, &Health::Missing));
         assert!(matches!(culprit, Health::Gone { reason } if reason.contains("closed")), "{culprit:?}");
         assert_eq!((group.phase, group.ranks[2].heard), (Phase::Forming, Some(at(3))));
+        assert_eq!(group.awaited(), [1, 2]);
         group.missing(&[1]);
         assert_eq!(group.health(), [Health::Up, Health::Missing, Health::Up]);
+        assert_eq!(group.awaited(), [1]);
         group.formed(2, Vec::new(), at(5));
         assert_eq!(group.health(), [Health::Up, Health::Up, Health::Up]);
+        assert!(group.awaited().is_empty());
     }
 }

@@ -396,6 +396,13 @@ impl Scheduler {
         freed
     }
 
+    /// What runs or waits for a session.
+    #[must_use]
+    pub fn of_session(&self, key: &SessionKey) -> Vec<SequenceId> {
+        let all = self.running.iter().chain(&self.waiting);
+        all.filter(|sequence| sequence.session.as_ref() == Some(key)).map(|sequence| sequence.id).collect()
+    }
+
     /// Positions of a session that have a slot.
     #[must_use]
     pub fn live(&self, key: &SessionKey) -> usize {
