@@ -96,7 +96,8 @@ impl Driver {
         inbox: Receiver<Command>,
     ) -> Result<Self, FormError> {
         let now = clock.now();
-        let mut report = GroupReport::new(formation.world(), now);
+        let mut report =
+            GroupReport::new(formation.world(), now).with_slots(options.slots, options.archive_slots);
         let mut missing = Vec::new();
         let leader = match formation.form(FIRST_EPOCH) {
             Err(FormError::Missing { ranks, world }) => {
@@ -191,7 +192,10 @@ impl Driver {
         self.due = now.after(BEAT);
         match &mut self.leader {
             Some(leader) if leader.has_followers() => match leader.beat() {
-                Ok(()) => self.done(),
+                Ok(()) => {
+                    self.done();
+                    self.formation.turn_away();
+                }
                 Err(error) => self.fail_group(&error),
             },
             Some(_) => self.done(),
