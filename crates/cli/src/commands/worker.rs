@@ -193,7 +193,7 @@ async fn known_to(router: &Client, group: &WorkerHandle) -> bool {
 }
 
 async fn start(config: &Config, telemetry: &Telemetry) -> anyhow::Result<(WorkerHandle, Option<Client>)> {
-    let (store, router) = placing::of_worker(config).await?;
+    let (store, router) = placing::of_worker(config, &Clock::system()).await?;
     announce_loading(&config.worker, 1);
     let started = Worker::start_observed(config.worker.clone(), store, Clock::system(), telemetry).await;
     let group = started.with_context(|| format!("cannot start group {}", config.worker.group))?;

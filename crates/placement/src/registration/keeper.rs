@@ -93,7 +93,11 @@ impl Keeper {
             loop {
                 match self.register().await {
                     Ok(()) => return Ok(()),
-                    Err(error @ (StoreError::Invalid { .. } | StoreError::Full { .. })) => return Err(error),
+                    Err(
+                        error @ (StoreError::Invalid { .. }
+                        | StoreError::Denied { .. }
+                        | StoreError::Full { .. }),
+                    ) => return Err(error),
                     Err(error) => {
                         if self.failures == 0 {
                             warn!(group = %self.record.id, %error, "not registered yet; trying again");
