@@ -165,3 +165,63 @@ async fn a_leader_that_waits_can_be_stopped() {
     tokio::time::timeout(Duration::from_secs(20), leader.stop()).await.expect("it ends");
     router.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_waits_for_its_router_and_joins_it() {
+    let listen = free_address();
+    let uri = format!("http://{listen}");
+    let mut worker = Server::start(&simulated(["--router", &uri], "a", &[]));
+    let line = worker.line_with("waiting for ").await;
+    assert!(line.contains(&format!("the router at {uri}")), "{line}");
+    let mut router = Server::start(&["router", "--listen", &listen]);
+    router.line_with("router listens on ").await;
+    worker.line_with("group a serves at ").await;
+    let client = connect(&uri).await;
+    assert_eq!(say(&client, "s", "word").await, "a");
+    drop(client);
+    worker.stop().await;
+    router.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_whose_rank_is_taken_is_told_who_has_it() {
+    let (router, uri) = Server::router(&[]).await;
+    let meeting = free_address();
+    let mut leader = start_leader(&uri, &meeting, &[]).await;
+    let arguments = crate::ranks::follower_arguments(&meeting);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let follower = Server::start(&arguments);
+    leader.line_with("group g serves at ").await;
+    let (code, said) = Server::start_heard(&arguments).outcome().await;
+    assert_eq!(code, Some(1), "{said}");
+    let last = said.lines().last().unwrap_or_default();
+    assert!(last.starts_with("error: rank 1 of 2 is taken") && last.contains("127.0.0.1:"), "{said}");
+    let client = connect(&uri).await;
+    assert_eq!(groups(&client).await.len(), 1, "the group did not notice");
+    // Whoever comes after the rank has gone is let in.
+    follower.kill().await;
+    let other = Server::start(&arguments);
+    crate::ranks::served(&client, Duration::from_secs(60)).await;
+    drop((other, client));
+    leader.stop().await;
+    router.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_router_that_cannot_talk_tls_to_a_group_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let crate::secured::Files { cert, key, .. } = crate::secured::certificates(folder.path());
+    let tls = [format!("worker.tls.cert_file={cert:?}"), format!("worker.tls.key_file={key:?}")];
+    let mut router = Server::start_heard(&["router", "--listen", "127.0.0.1:0"]);
+    let uri = router.uri_after("router listens on ").await;
+    let more = ["--set", &tls[0], "--set", &tls[1]];
+    let (worker, address) = start(["--router", &uri], "a", &more).await;
+    assert!(address.starts_with("https://"), "{address}");
+    worker.stop().await;
+    router.terminate();
+    let (code, said) = router.outcome().await;
+    assert_eq!(code, Some(0), "{said}");
+    let warned: Vec<_> =
+        said.lines().filter(|line| line.contains("WARN") && line.contains("group a")).collect();
+    assert!(warned.len() == 1 && warned[0].contains("router.worker_tls.ca_file"), "{said}");
+}

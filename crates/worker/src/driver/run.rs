@@ -277,11 +277,12 @@ impl Driver {
             }
             Command::Close { key, done } => {
                 // Who closes a session has it: what runs for it still is of a turn that has ended, or was not let in.
+                let mut freed = 0;
                 for id in self.scheduler.of_session(&key) {
-                    self.scheduler.abort(id, now);
+                    freed += self.scheduler.discard(id, now);
                     self.running.remove(&id);
                 }
-                let _ = done.send(self.scheduler.close(&key));
+                let _ = done.send(freed + self.scheduler.close(&key));
             }
             Command::Live { keys, done } => {
                 let _ = done.send(keys.iter().map(|key| self.scheduler.live(key)).collect());

@@ -294,7 +294,9 @@ impl Late {
             Some(reason) => Welcome::Refused { reason },
             None => Welcome::Taken { by: self.holders[hello.rank - 1].clone() },
         };
-        tracing::warn!(rank = hello.rank, %from, ?answer, "a process wants to be a rank of a group that is whole");
+        if hello.channel == Channel::Commands {
+            tracing::warn!(rank = hello.rank, %from, ?answer, "a process wants to be a rank of a group that is whole");
+        }
         say(&connection, &answer, PATIENCE)
     }
 }

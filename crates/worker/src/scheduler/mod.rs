@@ -14,6 +14,7 @@
 
 mod admit;
 mod cache;
+mod discard;
 mod inspect;
 mod moving;
 mod plan;
