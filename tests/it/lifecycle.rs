@@ -225,3 +225,30 @@ async fn a_router_that_cannot_talk_tls_to_a_group_says_so() {
         said.lines().filter(|line| line.contains("WARN") && line.contains("group a")).collect();
     assert!(warned.len() == 1 && warned[0].contains("router.worker_tls.ca_file"), "{said}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_a_group_forms_a_rank_is_its_first_process_until_that_one_hangs() {
+    let (router, uri) = Server::router(&[]).await;
+    let meeting = free_address();
+    let three = ["--set", "worker.world=3"];
+    let mut leader = start_leader(&uri, &meeting, &three).await;
+    let of_three = async |leader: &mut Server, ranks: &str| {
+        leader.line_with(&format!("group g waits for {ranks} of 3")).await;
+    };
+    of_three(&mut leader, "ranks 1, 2").await;
+    let arguments = crate::ranks::follower_arguments(&meeting);
+    let mut arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    arguments.extend(three);
+    let first = Server::start(&arguments);
+    of_three(&mut leader, "rank 2").await;
+    let (code, said) = Server::start_heard(&arguments).outcome().await;
+    assert!(code == Some(1) && said.contains("rank 1 of 3 is taken"), "{said}");
+    first.freeze();
+    of_three(&mut leader, "ranks 1, 2").await;
+    let second = Server::start(&arguments);
+    of_three(&mut leader, "rank 2").await;
+    first.kill().await;
+    drop(second);
+    leader.stop().await;
+    router.stop().await;
+}
