@@ -253,7 +253,8 @@ async fn what_cannot_reach_etcd_says_so() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let nobody = format!("http://{free}");
     let model = hawser_tests::demo_model();
-    let arguments = ["worker", "--model", model.to_str().unwrap(), "--etcd", &nobody];
+    let mut arguments = vec!["worker", "--model", model.to_str().unwrap(), "--etcd", &nobody];
+    arguments.extend(["--set", "join_wait_s=0"]);
     let output = crate::process::run(&arguments, "").await;
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{error}");

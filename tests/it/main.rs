@@ -14,6 +14,7 @@ mod group;
 mod hop;
 mod inspect;
 mod leaving;
+mod lifecycle;
 mod move_faults;
 mod move_kills;
 mod moving;

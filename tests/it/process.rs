@@ -107,6 +107,13 @@ impl Server {
         Self::start_in(&[], arguments)
     }
 
+    /// A server whose standard error is kept for [`Server::outcome`].
+    pub(crate) fn start_heard(arguments: &[&str]) -> Self {
+        let mut child = command(arguments).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines }
+    }
+
     /// A server that another command starts, in the same process or as its child.
     pub(crate) fn start_in(starter: &[&str], arguments: &[&str]) -> Self {
         let mut child = command_in(starter, arguments).stderr(Stdio::inherit()).spawn().unwrap();
@@ -144,15 +151,35 @@ impl Server {
 
     /// The URI that follows `mark` on a line of the server's output.
     pub(crate) async fn uri_after(&mut self, mark: &str) -> String {
+        let line = self.line_with(mark).await;
+        let (_, rest) = line.split_once(mark).unwrap();
+        rest.split_whitespace().next().unwrap().to_owned()
+    }
+
+    /// The next line of the server's output that holds `mark`.
+    pub(crate) async fn line_with(&mut self, mark: &str) -> String {
         let search = async {
             while let Some(line) = self.lines.next_line().await.unwrap() {
-                if let Some((_, rest)) = line.split_once(mark) {
-                    return rest.split_whitespace().next().unwrap().to_owned();
+                if line.contains(mark) {
+                    return line;
                 }
             }
             panic!("the server ended without saying {mark:?}");
         };
-        tokio::time::timeout(LIMIT, search).await.expect("the server starts")
+        tokio::time::timeout(LIMIT, search).await.expect("the server says it")
+    }
+
+    /// How it ended, and what it said on standard error where that was kept.
+    pub(crate) async fn outcome(mut self) -> (Option<i32>, String) {
+        let mut said = String::new();
+        let end = async {
+            if let Some(mut errors) = self.child.stderr.take() {
+                errors.read_to_string(&mut said).await.unwrap();
+            }
+            self.child.wait().await.unwrap().code()
+        };
+        let code = tokio::time::timeout(LIMIT, end).await.expect("the server ends");
+        (code, said)
     }
 
     fn signal(&self, name: &str) {

@@ -264,7 +264,14 @@ pub(crate) async fn start_leader(uri: &str, meeting: &str, more: &[&str]) -> Ser
     let mut arguments = rank_arguments("0", meeting);
     arguments.extend(["--set", "worker.lease_ttl_ms=2000"].map(str::to_owned));
     arguments.extend(more.iter().map(|&more| more.to_owned()));
-    Server::worker(uri, "g", &arguments.iter().map(String::as_str).collect::<Vec<_>>()).await
+    let model = demo_model();
+    let mut all = vec!["worker", "--router", uri, "--group", "g", "--threads", "1", "--kv-memory-mib", "128"];
+    all.extend(["--model", model.to_str().unwrap()]);
+    all.extend(arguments.iter().map(String::as_str));
+    let mut leader = Server::start(&all);
+    // It is in the cluster only once all ranks are there.
+    leader.uri_after("  g: ").await;
+    leader
 }
 
 fn start_follower(starter: &[&str], meeting: &str) -> Server {

@@ -103,6 +103,11 @@ async fn a_cluster_with_keys_and_certificates_serves_who_has_them() {
     let of_operator = call(&["status"], Some(&as_operator), &config).await.unwrap();
     assert!(of_operator.contains("serving") && of_operator.contains("https://"), "{of_operator}");
 
+    let join = ["worker", "--engine", "simulated", "--group", "b"];
+    let outsider = call(&join, Some(&as_tenant), &config).await.unwrap_err();
+    assert!(outsider.contains("operator"), "it does not wait for what stays so: {outsider}");
+    let stranger = call(&join, Some("api_key=nobody"), &config).await.unwrap_err();
+    assert!(stranger.contains("not known"), "{stranger}");
     let bare = call(&generate, None, &config).await.unwrap_err();
     assert!(bare.contains("API key"), "{bare}");
     let unknown = call(&generate, Some("api_key=nobody"), &config).await.unwrap_err();

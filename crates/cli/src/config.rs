@@ -49,6 +49,8 @@ pub struct Config {
     pub groups: usize,
     /// Seconds that running turns have to finish after a stop signal.
     pub grace_s: u64,
+    /// Longest in seconds that a worker waits for the store to be there when it starts; not set: as long as it takes.
+    pub join_wait_s: Option<u64>,
     /// Where placement is kept: the routers and the workers of a cluster say the same.
     pub store: StoreKind,
     pub etcd: EtcdOptions,
@@ -88,6 +90,7 @@ impl Default for Config {
             tls: ClientTls::default(),
             groups: 1,
             grace_s: 30,
+            join_wait_s: None,
             store: StoreKind::Embedded,
             etcd: EtcdOptions::default(),
             router: RouterOptions { listen: LISTEN, ..RouterOptions::default() },

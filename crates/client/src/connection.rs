@@ -24,6 +24,17 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Calls that do not generate answer at once, or not at all.
 const CALL_LIMIT: Duration = Duration::from_secs(10);
 
+/// Why there is no connection. TLS tells an end that it does not trust, or that talks something else, by data that cannot
+/// be: trying again changes nothing.
+fn unconnected(uri: &str, error: &(dyn std::error::Error + 'static)) -> ClientError {
+    let (uri, cause) = (uri.to_owned(), innermost(error));
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    let is_unsafe = causes.any(|cause| {
+        cause.downcast_ref::<std::io::Error>().is_some_and(|io| io.kind() == std::io::ErrorKind::InvalidData)
+    });
+    if is_unsafe { ClientError::Secured { uri, cause } } else { ClientError::Connect { uri, cause } }
+}
+
 /// A connection to a router. Clones share it; it reconnects by itself.
 #[derive(Clone, Debug)]
 pub struct Client {
@@ -74,9 +85,7 @@ impl ClientBuilder {
         let dial = Dial::new(&self.tls, self.keepalive)
             .map_err(|error| ClientError::Secured { uri: self.uri.clone(), cause: error.to_string() })?;
         let (uri, endpoint) = endpoint(&self.uri, &dial)?;
-        let channel = hawser_proto::connect(&endpoint)
-            .await
-            .map_err(|error| ClientError::Connect { uri: uri.clone(), cause: innermost(&error) })?;
+        let channel = hawser_proto::connect(&endpoint).await.map_err(|error| unconnected(&uri, &error))?;
         Ok(Client::with_bearer(channel, bearer, &uri))
     }
 }

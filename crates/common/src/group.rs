@@ -21,6 +21,7 @@ pub struct Capacity {
     pub slots_reclaimed: u64,
     /// What the prompts of running and waiting requests have yet to take, as far as their retention keeps them.
     pub slots_reserved: u64,
+    /// That it holds by a claim.
     pub sessions: u64,
     pub running: u32,
     pub queued: u32,

@@ -97,6 +97,9 @@ pub enum StoreError {
     GroupTaken { holder: Owner },
     #[error("{reason}")]
     Invalid { reason: String },
+    /// The store does not let this process in, whatever it asks.
+    #[error("the placement store does not let this process in: {reason}")]
+    Denied { reason: String },
     #[error("the placement store is full: {reason}")]
     Full { reason: String },
     #[error("the placement store does not answer: {reason}")]
@@ -109,6 +112,7 @@ impl Coded for StoreError {
             Self::LeaseGone { .. } => ErrorCode::NotFound,
             Self::GroupTaken { .. } => ErrorCode::StaleOwner,
             Self::Invalid { .. } => ErrorCode::Invalid,
+            Self::Denied { .. } => ErrorCode::Forbidden,
             Self::Full { .. } => ErrorCode::Exhausted,
             Self::Unreachable { .. } => ErrorCode::Unavailable,
         }
@@ -117,9 +121,11 @@ impl Coded for StoreError {
     fn owner(&self) -> Option<&Owner> {
         match self {
             Self::GroupTaken { holder } => Some(holder),
-            Self::LeaseGone { .. } | Self::Invalid { .. } | Self::Full { .. } | Self::Unreachable { .. } => {
-                None
-            }
+            Self::LeaseGone { .. }
+            | Self::Invalid { .. }
+            | Self::Denied { .. }
+            | Self::Full { .. }
+            | Self::Unreachable { .. } => None,
         }
     }
 }

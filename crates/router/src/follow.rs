@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::metrics::RouterMetrics;
+use crate::reachable::Reachable;
 use crate::upstream::Upstream;
 use crate::view::View;
 
@@ -24,6 +25,7 @@ const RELIST_LIMIT: Duration = Duration::from_secs(5);
 pub(crate) struct Follower {
     pub(crate) view: Arc<View>,
     pub(crate) upstream: Arc<Upstream>,
+    pub(crate) reachable: Arc<Reachable>,
     pub(crate) metrics: RouterMetrics,
     /// Between two lists of everything; `None`: never but after a failure.
     pub(crate) relist: Option<Duration>,
@@ -90,6 +92,9 @@ impl Follower {
                 Some(Ok(update)) => {
                     if matches!(update.change, Change::Snapshot(_)) {
                         self.metrics.listed();
+                    }
+                    for unreachable in self.reachable.heard(&update) {
+                        warn!("{unreachable}");
                     }
                     if self.view.apply(update) {
                         self.upstream.keep(&self.view.groups());

@@ -24,6 +24,7 @@ mod options;
 pub(crate) mod place;
 pub(crate) mod prefix;
 pub(crate) mod quota;
+mod reachable;
 pub(crate) mod relay;
 mod router;
 mod service;

@@ -10,7 +10,7 @@ use hawser_common::SessionKey;
 use hawser_common::clock::Clock;
 use hawser_common::group::Owner;
 use hawser_proto::Fault;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::affinity::HoldId;
 use crate::attempts::{Attempts, Limits, Next, Replay, SETTLE};
@@ -19,6 +19,7 @@ use crate::error::RouteError;
 use crate::fleet::InFlight;
 use crate::metrics::{Retry, RouterMetrics};
 use crate::prefix::Prefix;
+use crate::reachable::Reachable;
 use crate::view::{Target, View, Wanted, Went};
 
 /// How long a session that this router has not heard of may still be on its way from the store.
@@ -74,6 +75,7 @@ impl Drop for Hold<'_> {
 #[derive(Clone, Debug)]
 pub(crate) struct Placer {
     pub(crate) view: Arc<View>,
+    pub(crate) reachable: Arc<Reachable>,
     pub(crate) clock: Clock,
     pub(crate) limits: Limits,
     pub(crate) metrics: RouterMetrics,
@@ -134,6 +136,9 @@ impl Placer {
             debug!(group = %target.owner.group, held = target.held, %fault, "not taken");
             if fault.origin == hawser_proto::fault::Origin::Connect {
                 self.view.shun(&target.owner.group);
+                if let Some(unreachable) = self.reachable.unreached(&target.owner, &target.address, &fault) {
+                    warn!("{unreachable}");
+                }
             }
             match attempts.after(&target.owner, target.held, fault, self.clock.now()) {
                 Next::Fail(error) => return Err(error),

@@ -43,6 +43,7 @@ use crate::metrics::{self, RouterMetrics};
 use crate::options::{InvalidOptions, RouterOptions};
 use crate::place::Placer;
 use crate::quota::opening::Openings;
+use crate::reachable::Reachable;
 use crate::service::HawserService;
 use crate::store_service::StoreService;
 use crate::upstream::{self, Reach, Upstream};
@@ -154,12 +155,14 @@ impl Router {
         let seed = options.seed.unwrap_or_else(rand::random);
         let view = Arc::new(View::new(clock.clone(), options.max_sessions, seed));
         view.place_by(options.strategy);
+        let reachable = Arc::new(Reachable::new(dial.clone()));
         let upstream = Arc::new(Upstream::new(dial, reach, options.connect_timeout()));
         let (tasks, closing, cut) = (Tasks::new(), CancellationToken::new(), CancellationToken::new());
         let metrics = RouterMetrics::new(&telemetry.meter);
         let follower = Follower {
             view: Arc::clone(&view),
             upstream: Arc::clone(&upstream),
+            reachable: Arc::clone(&reachable),
             metrics: metrics.clone(),
             relist: options.relist(),
         };
@@ -175,7 +178,7 @@ impl Router {
         metrics::observe(&telemetry.meter, &view, &admission);
         let limits = Limits { groups: options.max_attempts, owner_wait: options.owner_wait() };
         let service = HawserService {
-            placer: Placer { view: Arc::clone(&view), clock, limits, metrics: metrics.clone() },
+            placer: Placer { view: Arc::clone(&view), reachable, clock, limits, metrics: metrics.clone() },
             metrics,
             telemetry: telemetry.clone(),
             upstream,

@@ -182,3 +182,51 @@ fn tracer_provider(
         .with_resource(resource)
         .build()
 }
+
+#[cfg(test)]
+mod tests {
+    use hawser_common::GroupId;
+    use hawser_common::telemetry::Metric;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    const SLOTS: Metric = Metric::gauge("hawser.test.slots", "{slot}", "Of this test.");
+
+    async fn shown(page: SocketAddr) -> Vec<String> {
+        let mut stream = tokio::net::TcpStream::connect(page).await.unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.unwrap();
+        text.lines().filter(|line| line.starts_with("hawser_test_slots")).map(str::to_owned).collect()
+    }
+
+    #[tokio::test]
+    async fn a_group_that_has_ended_leaves_no_last_numbers() {
+        let listen = Some(([127, 0, 0, 1], 0).into());
+        let options = TelemetryOptions { metrics_listen: listen, ..TelemetryOptions::default() };
+        let pipeline = Pipeline::start(&options, "test").await.unwrap();
+        let page = pipeline.metrics_addr().unwrap();
+        let of = |group: &str| {
+            let meter = pipeline.telemetry().meter.of_group(&GroupId::parse(group).unwrap());
+            meter.gauge(&SLOTS)
+        };
+        let (stays, goes, unset) = (of("stays"), of("goes"), of("unset"));
+        stays.set_count(7);
+        goes.set_count(8);
+        let copy = goes.clone();
+        drop(goes);
+        let lines = shown(page).await;
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        drop((copy, unset));
+        let lines = shown(page).await;
+        assert!(lines.len() == 1 && lines[0].contains("stays") && lines[0].ends_with(" 7"), "{lines:?}");
+        // It comes back with numbers of its own.
+        let back = of("goes");
+        back.set_count(9);
+        stays.set_count(6);
+        let lines = shown(page).await;
+        assert!(lines.len() == 2 && lines.iter().any(|line| line.ends_with(" 9")), "{lines:?}");
+        assert!(lines.iter().any(|line| line.ends_with(" 6")), "{lines:?}");
+    }
+}

@@ -17,8 +17,8 @@ pub mod session;
 pub mod simulated;
 pub mod turn;
 
+pub use lifecycle::{Exit, LoadError, LoadReport, StartError, Worker, WorkerHandle};
 pub use lifecycle::{FollowerError, follow_leader, follow_leader_observed};
-pub use lifecycle::{LoadError, LoadReport, StartError, Worker, WorkerHandle};
 pub use metrics::{METRICS, MoveEnd, Moved, WorkerMetrics};
 pub use moving::BalanceOptions;
 pub use options::{CollectiveKind, EngineKind, InvalidOptions, KvType, WorkerOptions};

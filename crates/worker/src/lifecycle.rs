@@ -1,7 +1,9 @@
 //! A worker group's life: load, register, serve, drain, leave.
 
 mod follow;
+mod left;
 mod load;
+mod report;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,8 +26,10 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
 pub use follow::{FollowerError, follow_leader, follow_leader_observed};
+use left::give_back_taken;
 pub use load::{LoadError, LoadReport};
 use load::{Loaded, load};
+use report::{report_capacity, report_health};
 
 use crate::driver::{self, DriverError, DriverHandle, DriverOptions};
 use crate::metrics::WorkerMetrics;
@@ -78,7 +82,8 @@ impl Coded for StartError {
 pub struct Worker;
 
 impl Worker {
-    /// Loads the model, registers the group in `store` and serves until [`WorkerHandle::shutdown`].
+    /// Loads the model, registers the group in `store` and serves until [`WorkerHandle::shutdown`]. A group whose ranks are
+    /// not all there is registered once they are ([`WorkerHandle::is_registered`]).
     ///
     /// # Errors
     /// [`StartError`]; nothing is left running or registered then.
@@ -150,9 +155,13 @@ impl Worker {
         let record = record(&options, &group, &model, address, &driver);
         let ttl = Duration::from_millis(options.lease_ttl_ms);
         let moves = Moves::new(&options, shape, Peers::new(Arc::clone(&store)), dial);
-        let placing = PlacementMetrics::new(&meter);
-        let registration =
-            Registration::start_observed(store, clock.clone(), &tasks, record, ttl, placing).await?;
+        let (placing, told) = (PlacementMetrics::new(&meter), Arc::clone(&store));
+        let registration = if *driver.is_up().borrow() {
+            Registration::start_observed(store, clock.clone(), &tasks, record, ttl, placing).await?
+        } else {
+            // Followed below: it comes into the cluster once all of its ranks are there.
+            Registration::start_suspended(store, clock.clone(), &tasks, record, ttl, placing)
+        };
         let sessions = Sessions::new(sessions_options(&options), clock.clone());
         let shared = Arc::new(Shared {
             group: group.clone(),
@@ -175,6 +184,7 @@ impl Worker {
             telemetry: telemetry.clone(),
         });
         tasks.spawn(report_capacity(Arc::clone(&shared), tasks.stopping()));
+        tasks.spawn(give_back_taken(Arc::clone(&shared), told, tasks.stopping()));
         tasks.spawn(forget_idle(Arc::clone(&shared), tasks.stopping()));
         tasks.spawn(follow_group(Arc::clone(&shared), tasks.stopping()));
         tasks.spawn(keep_balance(Arc::clone(&shared), tasks.stopping()));
@@ -250,31 +260,6 @@ fn spawn_server(
     Ok(())
 }
 
-/// SERVING while the lease may be relied on.
-async fn report_health(
-    mut registration: RegistrationHandle,
-    clock: Clock,
-    health: tonic_health::server::HealthReporter,
-    stopping: CancellationToken,
-) {
-    loop {
-        let standing = registration.standing();
-        let now = clock.now();
-        if standing.valid(now) {
-            health.set_serving::<v1::worker_server::WorkerServer<WorkerService>>().await;
-        } else {
-            health.set_not_serving::<v1::worker_server::WorkerServer<WorkerService>>().await;
-        }
-        let until_invalid = standing.valid_until.since(now).max(Duration::from_millis(100));
-        // Cancel-safe: each branch only waits; the standing is read anew above.
-        tokio::select! {
-            () = stopping.cancelled() => return,
-            _ = registration.changed() => {}
-            () = tokio::time::sleep(until_invalid) => {}
-        }
-    }
-}
-
 /// Leaves the cluster while a rank is missing: a group is one failure domain, and its sessions go on elsewhere.
 async fn follow_group(shared: Arc<Shared>, stopping: CancellationToken) {
     let mut is_up = shared.driver.is_up();
@@ -293,19 +278,6 @@ async fn follow_group(shared: Arc<Shared>, stopping: CancellationToken) {
     }
 }
 
-async fn report_capacity(shared: Arc<Shared>, stopping: CancellationToken) {
-    let mut capacity = shared.driver.capacity();
-    loop {
-        // Cancel-safe: `changed` only waits, and the latest value is read after it.
-        tokio::select! {
-            () = stopping.cancelled() => return,
-            changed = capacity.changed() => if changed.is_err() { return },
-        }
-        let latest = *capacity.borrow_and_update();
-        shared.registration.report(latest);
-    }
-}
-
 async fn forget_idle(shared: Arc<Shared>, stopping: CancellationToken) {
     let sessions = SessionService::new(Arc::clone(&shared));
     loop {
@@ -320,6 +292,20 @@ async fn forget_idle(shared: Arc<Shared>, stopping: CancellationToken) {
                 tracing::warn!(%error, session = %key.session, "could not forget an idle session");
             }
         }
+    }
+}
+
+/// Takes a group out of the cluster at once.
+#[derive(Clone, Debug)]
+pub struct Exit {
+    registration: RegistrationHandle,
+}
+
+impl Exit {
+    /// Gives the lease back, and with it every session, whatever runs: their next turns are placed anew at once. `false`
+    /// where that was not done within `limit`: the lease then ends by itself.
+    pub async fn leave(&self, limit: Duration) -> bool {
+        tokio::time::timeout(limit, self.registration.stop()).await.is_ok()
     }
 }
 
@@ -349,6 +335,24 @@ impl WorkerHandle {
     #[must_use]
     pub fn report(&self) -> &LoadReport {
         &self.report
+    }
+
+    /// Whether the group is in the cluster.
+    #[must_use]
+    pub fn is_registered(&self) -> bool {
+        self.shared.registration.valid(self.shared.clock.now())
+    }
+
+    /// Ranks in other processes without which the group cannot serve, and which are not there.
+    #[must_use]
+    pub fn awaited_ranks(&self) -> Vec<usize> {
+        self.shared.driver.report().borrow().awaited()
+    }
+
+    /// A way out that can be taken while [`WorkerHandle::shutdown`] waits.
+    #[must_use]
+    pub fn exit(&self) -> Exit {
+        Exit { registration: self.shared.registration.clone() }
     }
 
     /// What the group has left, as of a few steps ago at most.

@@ -103,6 +103,7 @@ fn refused(status: &Status, lease: LeaseId) -> StoreError {
         (ErrorCode::NotFound, _) => StoreError::LeaseGone { lease },
         (ErrorCode::StaleOwner, Some(holder)) => StoreError::GroupTaken { holder },
         (ErrorCode::Invalid, _) => StoreError::Invalid { reason },
+        (ErrorCode::Unauthenticated | ErrorCode::Forbidden, _) => StoreError::Denied { reason },
         (ErrorCode::Exhausted, _) => StoreError::Full { reason },
         _ => StoreError::Unreachable { reason },
     }

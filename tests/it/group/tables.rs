@@ -97,3 +97,26 @@ fn ranks_hold_no_tables_of_turns_that_have_ended() {
         }
     }
 }
+
+/// A claim that is not won while its turn runs already: the turn ends, and nothing is left of what it computed.
+#[test]
+fn a_session_that_is_closed_while_its_turn_runs_leaves_nothing() {
+    let mut group = Group::start(2, PATIENT, Watch::default());
+    group.watch.gate.open();
+    let mut turn = group.send("a", &prompt(1, 60), 500, &Retention::default());
+    let clock = Clock::system();
+    while turn.try_recv().is_err() {
+        assert!(clock.now().0 < LIMIT, "no token comes");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(group.live("a") > 0, "it has rows");
+    let freed = super::block_on(group.driver().close(super::key("a"))).unwrap();
+    assert!(freed > 0);
+    assert_eq!(group.live("a"), 0);
+    while let Ok(_) | Err(tokio::sync::mpsc::error::TryRecvError::Empty) = turn.try_recv() {
+        assert!(clock.now().0 < LIMIT, "the turn goes on");
+    }
+    let capacity = super::block_on(group.driver().weigh()).unwrap().capacity;
+    assert_eq!((capacity.sessions, capacity.running), (0, 0), "{capacity:?}");
+    assert!(capacity.slots_idle <= 2, "only its system message is left for others: {capacity:?}");
+}

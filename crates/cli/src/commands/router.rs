@@ -11,7 +11,7 @@ use hawser_placement::EmbeddedOptions;
 use hawser_router::Router;
 
 use super::placing::{self, Placement};
-use super::serving::{StopSignals, announce_stop, flush, observe, scheme};
+use super::serving::{StopSignals, announce_stop, cut_short, flush, observe, scheme};
 use crate::args::Global;
 use crate::config::{Config, Overrides, StoreKind};
 use crate::console::line;
@@ -72,7 +72,7 @@ async fn serve(config: &Config, telemetry: &Telemetry) -> anyhow::Result<()> {
             tasks.shutdown(grace).await;
             line("stopped");
         }
-        () = stops.next() => {}
+        () = stops.next() => return Err(cut_short(&[]).await.into()),
     }
     Ok(())
 }

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use anyhow::Context;
-use hawser_common::telemetry;
+use futures_util::future::join_all;
 use hawser_common::tls::ServerTls;
+use hawser_common::{Coded, ErrorCode, telemetry};
 use hawser_telemetry::Pipeline;
-use hawser_worker::{EngineKind, WorkerOptions};
+use hawser_worker::{EngineKind, Exit, WorkerOptions};
+use thiserror::Error;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::Global;
@@ -100,6 +102,54 @@ pub fn announce_stop(grace: Duration) {
         "stopping: running turns have {} to finish (again to stop at once)",
         crate::console::time(grace)
     ));
+}
+
+/// Longest that groups which are told to stop at once wait for the store to let go of their sessions.
+const EXIT_LIMIT: Duration = Duration::from_secs(1);
+
+/// A second stop signal cut the grace period short.
+#[derive(Debug, Error)]
+#[error("stopped at once by a second signal: what still ran was cut off{}", .left.note())]
+pub struct CutShort {
+    left: Left,
+}
+
+impl Coded for CutShort {
+    fn code(&self) -> ErrorCode {
+        ErrorCode::Cancelled
+    }
+}
+
+/// What became of the groups of a process that was cut short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    /// It has none.
+    NoGroups,
+    Cluster,
+    /// The store did not answer in time.
+    Lease,
+}
+
+impl Left {
+    fn note(self) -> &'static str {
+        match self {
+            Self::NoGroups => "",
+            Self::Cluster => "; the lease was given back, so that sessions go on elsewhere",
+            Self::Lease => "; the lease was not given back in time: sessions wait until it ends",
+        }
+    }
+}
+
+/// Takes groups out of the cluster at once.
+pub async fn cut_short(groups: &[Exit]) -> CutShort {
+    let left = join_all(groups.iter().map(|group| group.leave(EXIT_LIMIT))).await;
+    CutShort {
+        left: match left.iter().all(|left| *left) {
+            _ if left.is_empty() => Left::NoGroups,
+            true => Left::Cluster,
+            false => Left::Lease,
+        },
+    }
 }
 
 /// Cores of this machine, shared by `groups` that run in one process.

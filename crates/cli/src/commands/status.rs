@@ -22,7 +22,8 @@ Examples:
   hawser status --json | jq '.groups[] | {id, slots_free}'
   hawser status --json | jq '.groups[].state.ranks[] | {rank, health, step}'
 
-Slots hold the KV rows of one token each. FREE are on the free list; IDLE are held by sessions between turns;
+Slots hold the KV rows of one token each. FREE are on the free list; IDLE are held by sessions between turns, or left of
+some that went elsewhere while the group had lost its lease, and may be taken; SESSIONS are those that it has a claim for;
 PRUNED are those that sessions would hold more if nothing of them had been pruned.
 Groups of several ranks are shown rank by rank: up, slow (others wait for it), missing (it has not joined) or gone.
 A group that has left the cluster stays listed for ten minutes.";

@@ -16,7 +16,8 @@ use hawser_worker::{Worker, WorkerHandle, WorkerOptions};
 
 use super::placing::{self, Placement};
 use super::serving::{
-    StopSignals, announce_loading, announce_stop, flush, observe, scheme, threads_each, unless_stopped,
+    StopSignals, announce_loading, announce_stop, cut_short, flush, observe, scheme, threads_each,
+    unless_stopped,
 };
 use super::worker::announce_ready;
 use crate::args::Global;
@@ -107,8 +108,7 @@ async fn serve(config: &Config, telemetry: &Telemetry) -> anyhow::Result<()> {
     ));
     try_next(&uri);
     stops.next().await;
-    stop(parts, Duration::from_secs(config.grace_s), &mut stops).await;
-    Ok(())
+    stop(parts, Duration::from_secs(config.grace_s), &mut stops).await
 }
 
 /// Everything that runs.
@@ -156,9 +156,10 @@ fn try_next(uri: &str) {
 }
 
 /// No new turns, running ones finish, then the end. A second signal ends at once.
-async fn stop(parts: Parts, grace: Duration, stops: &mut StopSignals) {
+async fn stop(parts: Parts, grace: Duration, stops: &mut StopSignals) -> anyhow::Result<()> {
     let Parts { router, groups, store } = parts;
     announce_stop(grace);
+    let exits: Vec<_> = groups.iter().map(WorkerHandle::exit).collect();
     let all = async {
         join_all(groups.into_iter().map(|group| group.shutdown(grace))).await;
         router.shutdown(grace).await;
@@ -167,8 +168,9 @@ async fn stop(parts: Parts, grace: Duration, stops: &mut StopSignals) {
     // Cancel-safe: the process ends either way.
     tokio::select! {
         () = all => line("stopped"),
-        () = stops.next() => {}
+        () = stops.next() => return Err(cut_short(&exits).await.into()),
     }
+    Ok(())
 }
 
 #[cfg(test)]

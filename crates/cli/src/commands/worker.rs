@@ -11,7 +11,9 @@ use hawser_common::telemetry::Telemetry;
 use hawser_worker::{Worker, WorkerHandle, WorkerOptions, follow_leader_observed};
 
 use super::placing;
-use super::serving::{StopSignals, announce_loading, announce_stop, flush, observe, scheme, unless_stopped};
+use super::serving::{
+    StopSignals, announce_loading, announce_stop, cut_short, flush, observe, scheme, unless_stopped,
+};
 use crate::args::Global;
 use crate::config::{Config, Overrides};
 use crate::console::{bytes, count, counted, line, time};
@@ -110,17 +112,22 @@ async fn serve(config: Config, telemetry: &Telemetry) -> anyhow::Result<()> {
         return Ok(());
     };
     announce_ready(&group);
-    if let Some(joined) = unless_stopped(&mut stops, joined(&config, router.as_ref(), &group)).await? {
+    let served = async {
+        whole(&config, &group).await;
+        joined(&config, router.as_ref(), &group).await
+    };
+    if let Some(joined) = unless_stopped(&mut stops, served).await? {
         let (name, scheme, address) = (group.group(), scheme(&config.worker.tls), group.addr());
         line(format!("group {name} serves at {scheme}://{address} and {joined}"));
         stops.next().await;
     }
     let grace = Duration::from_secs(config.grace_s);
     announce_stop(grace);
+    let exit = group.exit();
     // Cancel-safe: the process ends either way.
     tokio::select! {
         _ = group.shutdown(grace) => line("stopped"),
-        () = stops.next() => {}
+        () = stops.next() => return Err(cut_short(&[exit]).await.into()),
     }
     Ok(())
 }
@@ -135,6 +142,31 @@ async fn follow(worker: WorkerOptions, telemetry: Telemetry) -> anyhow::Result<(
     }
     line("stopped");
     Ok(())
+}
+
+/// Waits until the group is registered, and says which ranks it waits for.
+async fn whole(config: &Config, group: &WorkerHandle) {
+    let mut told = Vec::new();
+    while !group.is_registered() {
+        let awaited = group.awaited_ranks();
+        if told != awaited {
+            if !awaited.is_empty() {
+                let (name, worker) = (group.group(), &config.worker);
+                line(format!(
+                    "group {name} waits for {}",
+                    missing(&awaited, worker.world, &worker.rendezvous)
+                ));
+            }
+            told = awaited;
+        }
+        tokio::time::sleep(JOIN_POLL).await;
+    }
+}
+
+fn missing(ranks: &[usize], world: usize, meeting: &str) -> String {
+    let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    format!("{noun} {} of {world} at {meeting}; it serves nothing until then", numbers.join(", "))
 }
 
 /// What the group has joined, once it has.
@@ -161,7 +193,7 @@ async fn known_to(router: &Client, group: &WorkerHandle) -> bool {
 }
 
 async fn start(config: &Config, telemetry: &Telemetry) -> anyhow::Result<(WorkerHandle, Option<Client>)> {
-    let (store, router) = placing::of_worker(config).await?;
+    let (store, router) = placing::of_worker(config, &Clock::system()).await?;
     announce_loading(&config.worker, 1);
     let started = Worker::start_observed(config.worker.clone(), store, Clock::system(), telemetry).await;
     let group = started.with_context(|| format!("cannot start group {}", config.worker.group))?;
@@ -182,4 +214,15 @@ pub fn announce_ready(group: &WorkerHandle) {
         bytes(report.kv_bytes),
         count(report.context as u64),
     ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_ranks_are_named() {
+        assert_eq!(missing(&[1], 2, "host:7100"), "rank 1 of 2 at host:7100; it serves nothing until then");
+        assert!(missing(&[1, 3], 4, "host:7100").starts_with("ranks 1, 3 of 4 at host:7100"));
+    }
 }

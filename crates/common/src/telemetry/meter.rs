@@ -1,10 +1,13 @@
 //! Metrics: what there is is a list of [`Metric`]s, and instruments are made from an entry of it.
 //!
 //! Promises that every label is a closed set, that a counter shows all its values from the start, and that measuring
-//! neither blocks nor fails. What is measured goes where the [`Meter`] leads.
+//! neither blocks nor fails. A gauge is shown for as long as somebody holds it: what is gone has no last value. What is
+//! measured goes where the [`Meter`] leads.
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use opentelemetry::KeyValue;
@@ -147,17 +150,27 @@ impl Meter {
         CounterBy { counter, labels, of: PhantomData }
     }
 
+    /// Shown once it is set, until its last clone is dropped.
     #[must_use]
     pub fn gauge(&self, metric: &Metric) -> Gauge {
-        let built = self.meter.f64_gauge(metric.name).with_unit(metric.unit);
-        Gauge { gauge: built.with_description(metric.about).build(), base: self.base.clone() }
+        self.held(metric, self.base.clone())
     }
 
+    /// One gauge for each value of a label.
     #[must_use]
     pub fn gauge_by<L: Label>(&self, metric: &Metric) -> GaugeBy<L> {
-        let built = self.meter.f64_gauge(metric.name).with_unit(metric.unit);
-        let gauge = built.with_description(metric.about).build();
-        GaugeBy { gauge, labels: self.labelled::<L>(metric), of: PhantomData }
+        let gauges = self.labelled::<L>(metric).into_iter().map(|labels| self.held(metric, labels));
+        GaugeBy { gauges: gauges.collect(), of: PhantomData }
+    }
+
+    fn held(&self, metric: &Metric, labels: Vec<KeyValue>) -> Gauge {
+        let latest = Arc::new(AtomicU64::new(f64::NAN.to_bits()));
+        let held = Arc::downgrade(&latest);
+        self.observe_with(metric, labels, move || {
+            let value = f64::from_bits(held.upgrade()?.load(Ordering::Relaxed));
+            (!value.is_nan()).then_some(value)
+        });
+        Gauge { latest }
     }
 
     /// A gauge that is counted up and down.
@@ -179,11 +192,19 @@ impl Meter {
     /// A gauge that is looked up whenever somebody wants to know. `look` is called for as long as the process lives:
     /// it holds nothing that has to end, and says `None` once there is nothing to say.
     pub fn observe(&self, metric: &Metric, look: impl Fn() -> Option<f64> + Send + Sync + 'static) {
-        let base = self.base.clone();
+        self.observe_with(metric, self.base.clone(), look);
+    }
+
+    fn observe_with(
+        &self,
+        metric: &Metric,
+        labels: Vec<KeyValue>,
+        look: impl Fn() -> Option<f64> + Send + Sync + 'static,
+    ) {
         let built = self.meter.f64_observable_gauge(metric.name).with_unit(metric.unit);
         let built = built.with_description(metric.about).with_callback(move |observer| {
             if let Some(value) = look() {
-                observer.observe(value, &base);
+                observer.observe(value, &labels);
             }
         });
         // The callback stays with the meter; the handle is of no use.
@@ -227,38 +248,37 @@ impl<L: Label> CounterBy<L> {
 /// What is so now.
 #[derive(Clone, Debug)]
 pub struct Gauge {
-    gauge: otel::Gauge<f64>,
-    base: Vec<KeyValue>,
+    /// As bits; not a number: not set yet.
+    latest: Arc<AtomicU64>,
 }
 
 impl Gauge {
     pub fn set(&self, value: impl Into<f64>) {
-        self.gauge.record(value.into(), &self.base);
+        self.latest.store(value.into().to_bits(), Ordering::Relaxed);
     }
 
     /// A count, as exact as a double is.
     pub fn set_count(&self, count: u64) {
-        self.gauge.record(count as f64, &self.base);
+        self.set(count as f64);
     }
 }
 
 /// What is so now, by a label.
 #[derive(Debug)]
 pub struct GaugeBy<L> {
-    gauge: otel::Gauge<f64>,
-    labels: Vec<Vec<KeyValue>>,
+    gauges: Vec<Gauge>,
     of: PhantomData<fn(L)>,
 }
 
 impl<L> Clone for GaugeBy<L> {
     fn clone(&self) -> Self {
-        Self { gauge: self.gauge.clone(), labels: self.labels.clone(), of: PhantomData }
+        Self { gauges: self.gauges.clone(), of: PhantomData }
     }
 }
 
 impl<L: Label> GaugeBy<L> {
     pub fn set_count(&self, of: L, count: u64) {
-        self.gauge.record(count as f64, &self.labels[of.index()]);
+        self.gauges[of.index()].set_count(count);
     }
 }
 

@@ -233,6 +233,7 @@ fn claim_error(error: &StoreError) -> ClaimError {
         StoreError::LeaseGone { .. }
         | StoreError::GroupTaken { .. }
         | StoreError::Invalid { .. }
+        | StoreError::Denied { .. }
         | StoreError::Unreachable { .. } => ClaimError::Unavailable { reason: error.to_string() },
     }
 }

@@ -81,15 +81,23 @@ impl Keeper {
         self.metrics = metrics;
     }
 
+    pub(super) fn held(&self) -> watch::Receiver<Held> {
+        self.held.subscribe()
+    }
+
     /// Registers for the first time, trying again for twice the lease's time where that may help.
-    pub(super) async fn first_registration(&mut self) -> Result<watch::Receiver<Held>, StoreError> {
+    pub(super) async fn first_registration(&mut self) -> Result<(), StoreError> {
         let mut last = StoreError::Unreachable { reason: "no answer yet".to_owned() };
         let limit = self.ttl * 2;
         let tries = async {
             loop {
                 match self.register().await {
-                    Ok(()) => return Ok(self.held.subscribe()),
-                    Err(error @ (StoreError::Invalid { .. } | StoreError::Full { .. })) => return Err(error),
+                    Ok(()) => return Ok(()),
+                    Err(
+                        error @ (StoreError::Invalid { .. }
+                        | StoreError::Denied { .. }
+                        | StoreError::Full { .. }),
+                    ) => return Err(error),
                     Err(error) => {
                         if self.failures == 0 {
                             warn!(group = %self.record.id, %error, "not registered yet; trying again");
@@ -131,7 +139,11 @@ impl Keeper {
             }
         }
         self.fence();
-        let lease = self.held.borrow().lease;
+        let Held { lease, standing } = *self.held.borrow();
+        if standing.term == 0 {
+            // It was never registered.
+            return;
+        }
         match self.call(self.store.revoke(lease)).await {
             Ok(()) => info!(group = %self.record.id, "left the cluster"),
             Err(error) => {
@@ -224,11 +236,12 @@ impl Keeper {
     async fn register_again(&mut self) {
         match self.register().await {
             Ok(()) => {
-                info!(group = %self.record.id, epoch = %self.held.borrow().standing.epoch, "registered again");
+                let Standing { epoch, term, .. } = self.held.borrow().standing;
+                info!(group = %self.record.id, %epoch, again = term > 1, "registered");
             }
             Err(error) => {
                 if self.failures == 0 {
-                    warn!(group = %self.record.id, %error, "not registered again yet; trying on");
+                    warn!(group = %self.record.id, %error, "not registered yet; trying on");
                 }
                 self.due = self.clock.now().after(self.backoff());
             }

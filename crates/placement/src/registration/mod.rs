@@ -122,15 +122,55 @@ impl Registration {
         ttl: Duration,
         metrics: PlacementMetrics,
     ) -> Result<RegistrationHandle, StoreError> {
+        let mut parts = Parts::new(store, clock, (record, false), ttl, metrics);
+        parts.keeper.first_registration().await?;
+        Ok(parts.run(tasks, ttl))
+    }
+
+    /// As [`Registration::start_observed`], for a group that cannot serve yet: suspended, and registered once it is no
+    /// longer ([`RegistrationHandle::suspend`]), for which it is tried for as long as it takes.
+    #[must_use]
+    pub fn start_suspended(
+        store: Arc<dyn Store>,
+        clock: Clock,
+        tasks: &Tasks,
+        record: GroupRecord,
+        ttl: Duration,
+        metrics: PlacementMetrics,
+    ) -> RegistrationHandle {
+        Parts::new(store, clock, (record, true), ttl, metrics).run(tasks, ttl)
+    }
+}
+
+/// What a registration is made of, before it runs.
+struct Parts {
+    store: Arc<dyn Store>,
+    clock: Clock,
+    group: GroupId,
+    report: watch::Sender<Report>,
+    keeper: Keeper,
+    metrics: PlacementMetrics,
+}
+
+impl Parts {
+    fn new(
+        store: Arc<dyn Store>,
+        clock: Clock,
+        (record, suspended): (GroupRecord, bool),
+        ttl: Duration,
+        metrics: PlacementMetrics,
+    ) -> Self {
+        let (capacity, draining) = (record.capacity, record.draining);
+        let report = watch::Sender::new(Report { capacity, draining, suspended });
         let group = record.id.clone();
-        let report = watch::Sender::new(Report {
-            capacity: record.capacity,
-            draining: record.draining,
-            suspended: false,
-        });
         let mut keeper = Keeper::new(Arc::clone(&store), clock.clone(), record, ttl, report.subscribe());
         keeper.observed_by(metrics.clone());
-        let held = keeper.first_registration().await?;
+        Self { store, clock, group, report, keeper, metrics }
+    }
+
+    fn run(self, tasks: &Tasks, ttl: Duration) -> RegistrationHandle {
+        let Self { store, clock, group, report, keeper, metrics } = self;
+        let held = keeper.held();
         metrics.observe(&held, &clock);
         let (commands, waiting) = mpsc::channel(MAX_WAITING);
         let (stop, done) = (tasks.stopping().child_token(), CancellationToken::new());
@@ -144,7 +184,7 @@ impl Registration {
             keeper.run(stopping).await;
             drop(finished);
         });
-        Ok(RegistrationHandle { group, held, report: Arc::new(report), commands, stop, done })
+        RegistrationHandle { group, held, report: Arc::new(report), commands, stop, done }
     }
 }
 

@@ -111,6 +111,13 @@ impl World {
         }
     }
 
+    /// One that waits for its group.
+    fn start_suspended(&self, id: &str) -> RegistrationHandle {
+        let store: Arc<dyn Store> = Arc::clone(&self.store) as _;
+        let (clock, metrics) = (self.clock.clone(), PlacementMetrics::default());
+        Registration::start_suspended(store, clock, &self.tasks, record(id), TTL, metrics)
+    }
+
     /// Lets time pass, looking at every tick.
     async fn pass(&self, time: Duration, mut look: impl FnMut()) {
         let mut passed = Duration::ZERO;
@@ -306,4 +313,23 @@ async fn a_restarted_worker_takes_its_id_back_once_the_old_lease_ends() {
     let first = world.store.register(old, record("g")).await.unwrap();
     let handle = world.start("g").await.unwrap();
     assert!(handle.epoch() > first);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_that_cannot_serve_yet_is_not_in_the_store_until_it_can() {
+    let world = World::new();
+    let handle = world.start_suspended("g");
+    let now = || world.clock.now();
+    world.pass(TTL * 3, || assert!(!handle.valid(now()), "nothing was registered")).await;
+    assert!(world.groups().await.groups.is_empty());
+    assert!(matches!(handle.claim(key("t", "s")).await, Err(ClaimError::Unavailable { .. })));
+    handle.suspend(false);
+    world.pass(TTL / 5, || ()).await;
+    assert!(handle.valid(now()) && handle.standing().term == 1);
+    assert!(world.groups().await.groups.contains_key(&group("g")));
+    let other = world.start_suspended("h");
+    world.pass(TICK, || ()).await;
+    // It ends without a word to the store.
+    other.stop().await;
+    assert_eq!(other.standing().term, 0);
 }

@@ -52,7 +52,7 @@ pub enum Command {
         to: SessionKey,
         done: oneshot::Sender<()>,
     },
-    /// Answers with the slots that became free.
+    /// Ends what runs for the session, and answers with the slots that became free.
     Close {
         key: SessionKey,
         done: oneshot::Sender<usize>,
@@ -153,7 +153,7 @@ impl DriverHandle {
         answer.await.map_err(|_| TurnError::DriverStopped)
     }
 
-    /// Forgets an idle session and says how many slots became free.
+    /// Forgets a session, together with what runs for it, and says how many slots became free.
     ///
     /// # Errors
     /// As [`DriverHandle::run`].

@@ -67,6 +67,8 @@ pub(super) struct Driver {
     /// `None`: the group is down and is formed again.
     leader: Option<Leader>,
     formation: Box<dyn Formation>,
+    /// The ranks that were waited for last.
+    missing: Vec<usize>,
     epoch: u64,
     /// When the ranks are next told that the leader is there, or formed again.
     due: Tick,
@@ -93,15 +95,20 @@ impl Driver {
         clock: Clock,
         inbox: Receiver<Command>,
     ) -> Result<Self, FormError> {
+        let now = clock.now();
+        let mut report =
+            GroupReport::new(formation.world(), now).with_slots(options.slots, options.archive_slots);
+        let mut missing = Vec::new();
         let leader = match formation.form(FIRST_EPOCH) {
             Err(FormError::Missing { ranks, world }) => {
                 tracing::info!(missing = ?ranks, world, "waiting for ranks");
+                report.missing(&ranks);
+                missing = ranks;
                 None
             }
             formed => Some(formed?),
         };
         let now = clock.now();
-        let mut report = GroupReport::new(formation.world(), now);
         if let Some(leader) = &leader {
             report.formed(leader.epoch(), leader.timers(), now);
         }
@@ -113,6 +120,7 @@ impl Driver {
             report: watch::Sender::new(report),
             is_up: watch::Sender::new(leader.is_some()),
             leader,
+            missing,
             options: *options,
             scheduler: scheduler(options),
             running: HashMap::new(),
@@ -184,7 +192,10 @@ impl Driver {
         self.due = now.after(BEAT);
         match &mut self.leader {
             Some(leader) if leader.has_followers() => match leader.beat() {
-                Ok(()) => self.done(),
+                Ok(()) => {
+                    self.done();
+                    self.formation.turn_away();
+                }
                 Err(error) => self.fail_group(&error),
             },
             Some(_) => self.done(),
@@ -200,13 +211,18 @@ impl Driver {
                 self.report.send_modify(|report| report.formed(self.epoch, timers, now));
                 self.leader = Some(leader);
                 self.due = now.after(BEAT);
-                tracing::info!(epoch = self.epoch, "the group is up again");
+                self.missing.clear();
+                tracing::info!(epoch = self.epoch, "all ranks are there");
                 self.metrics.up(true);
                 self.is_up.send_replace(true);
             }
             Err(error) => {
-                if let FormError::Missing { ranks, .. } = &error {
+                if let FormError::Missing { ranks, world } = &error {
                     self.report.send_modify(|report| report.missing(ranks));
+                    if self.missing != *ranks {
+                        tracing::info!(missing = ?ranks, world, "waiting for ranks");
+                        self.missing.clone_from(ranks);
+                    }
                 }
                 tracing::debug!(%error, "the group is not up yet");
             }
@@ -260,7 +276,13 @@ impl Driver {
                 let _ = done.send(());
             }
             Command::Close { key, done } => {
-                let _ = done.send(self.scheduler.close(&key));
+                // Who closes a session has it: what runs for it still is of a turn that has ended, or was not let in.
+                let mut freed = 0;
+                for id in self.scheduler.of_session(&key) {
+                    freed += self.scheduler.discard(id, now);
+                    self.running.remove(&id);
+                }
+                let _ = done.send(freed + self.scheduler.close(&key));
             }
             Command::Live { keys, done } => {
                 let _ = done.send(keys.iter().map(|key| self.scheduler.live(key)).collect());

@@ -81,7 +81,10 @@ async fn own(shared: &Shared) -> Result<Own, TurnError> {
     let rows: HashMap<_, _> =
         weights.sessions.into_iter().map(|weight| (weight.key, (weight.rows, weight.needs))).collect();
     let now = shared.clock.now();
-    let sessions = shared.sessions.summaries(|_| true).into_iter().map(|(key, summary)| {
+    let term = shared.registration.standing().term;
+    let mut sessions = shared.sessions.summaries(|_| true);
+    sessions.retain(|(_, summary)| summary.claimed == Some(term));
+    let sessions = sessions.into_iter().map(|(key, summary)| {
         // Without rows or a log it is computed from its tokens.
         let (rows, needs) = rows.get(&key).copied().unwrap_or((0, summary.tokens));
         let here = summary.came.map(|came| now.since(came));

@@ -51,4 +51,7 @@ pub trait Formation: Send + std::fmt::Debug {
     /// # Errors
     /// [`FormError`]; it is tried again later.
     fn form(&mut self, epoch: u64) -> Result<Leader, FormError>;
+
+    /// Tells processes that want to be a rank of a group which is whole that it is. Called between steps, and never waits.
+    fn turn_away(&mut self) {}
 }

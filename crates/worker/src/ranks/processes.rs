@@ -23,7 +23,7 @@ use super::leader::Leader;
 use super::link::{Channel, Link};
 use super::probe::Unprobed;
 use super::rank::{Rank, RankError};
-use super::rendezvous::{GREETING, Hello, Terms, Welcome, hear, say};
+use super::rendezvous::{GREETING, Hello, Here, Terms, Welcome, hear, say};
 use super::sums::{self, Sums, lead};
 use super::traced::RankWatch;
 
@@ -33,6 +33,8 @@ const LOOK: Duration = Duration::from_millis(800);
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Between two looks.
 const POLL: Duration = Duration::from_millis(10);
+/// Connections that are told at one time, while the group is whole, that nobody is missing.
+const MAX_AT_DOOR: usize = 8;
 /// Connections that may be greeted in one try: strangers do not keep the leader for ever.
 const MAX_GREETINGS: usize = 256;
 
@@ -51,6 +53,10 @@ pub struct Processes {
     clock: Clock,
     /// Ranks that have come, at `rank - 1`.
     joined: Vec<Joining>,
+    /// Where the ranks of the group that formed last are, at `rank - 1`.
+    holders: Vec<String>,
+    /// Held by each thread that talks to a process which comes too late.
+    door: Arc<()>,
     watch: Option<RankWatch>,
     tls: Option<RankTls>,
 }
@@ -61,9 +67,36 @@ struct Joining {
     attempt: u64,
     commands: Option<Connection>,
     sums: Option<Connection>,
+    /// Where it is.
+    from: String,
+    /// It had one connection of the two when the leader looked last.
+    is_half: bool,
 }
 
 impl Joining {
+    /// Whether another attempt is under way.
+    fn is_taken(&self, attempt: u64) -> bool {
+        let alive = |connection: &Option<Connection>| connection.as_ref().is_some_and(Connection::is_open);
+        self.attempt != attempt && (alive(&self.commands) || alive(&self.sums))
+    }
+
+    /// Says that others are missing. One that does not answer is gone, or hangs: its place is free again, and it comes
+    /// back if it can.
+    fn told_to_wait(&mut self) {
+        let waits = if self.is_here() {
+            let here = |connection: &Connection| {
+                say(connection, &Welcome::Wait, PATIENCE).and_then(|()| hear::<Here>(connection, PATIENCE))
+            };
+            self.commands.as_ref().is_some_and(|connection| here(connection).is_ok())
+        } else {
+            // It may be about to open the other one.
+            !std::mem::replace(&mut self.is_half, true)
+        };
+        if !waits {
+            *self = Self::default();
+        }
+    }
+
     /// Both, if both are there and the other side has not gone.
     fn is_here(&self) -> bool {
         let alive = |connection: &Option<Connection>| connection.as_ref().is_some_and(Connection::is_open);
@@ -86,8 +119,22 @@ impl Processes {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let joined = (1..world).map(|_| Joining::default()).collect();
-        let (watch, tls) = (None, None);
-        Ok(Self { listener, shard, model, world, options, timeout, sums, clock, joined, watch, tls })
+        let (holders, door, watch, tls) = (Vec::new(), Arc::new(()), None, None);
+        Ok(Self {
+            listener,
+            shard,
+            model,
+            world,
+            options,
+            timeout,
+            sums,
+            clock,
+            joined,
+            holders,
+            door,
+            watch,
+            tls,
+        })
     }
 
     /// The same, under watch.
@@ -117,7 +164,7 @@ impl Processes {
             loop {
                 match self.listener.accept() {
                     Ok((stream, from)) => {
-                        if let Err(error) = self.greet(stream) {
+                        if let Err(error) = self.greet(stream, from) {
                             tracing::warn!(%from, %error, "a connection is no rank of this group");
                         }
                         break;
@@ -137,30 +184,21 @@ impl Processes {
         Ok(self.joined.iter().all(Joining::is_here))
     }
 
-    fn greet(&mut self, stream: TcpStream) -> Result<(), ConnectionError> {
-        let began = self.clock.now();
-        let reply = stream.try_clone()?;
-        let accepted = Connection::accept(stream, self.tls.as_ref(), PATIENCE);
-        // A follower speaks at once.
-        let left = PATIENCE.saturating_sub(self.clock.now().since(began));
-        let heard = accepted.and_then(|connection| Ok((hear::<Hello>(&connection, left)?, connection)));
-        let (hello, connection) = match heard {
-            Ok(heard) => heard,
-            Err(error) => {
-                if let ConnectionError::TalksTls | ConnectionError::TalksPlainText = error {
-                    refuse_in_plain_text(reply);
-                }
-                return Err(error);
-            }
-        };
+    fn greet(&mut self, stream: TcpStream, from: SocketAddr) -> Result<(), ConnectionError> {
+        let (hello, connection) = greeted(stream, self.tls.as_ref(), &self.clock)?;
         if let Some(reason) = hello.refused(&self.model, self.world) {
             tracing::warn!(rank = hello.rank, %reason, "a rank was refused");
             return say(&connection, &Welcome::Refused { reason }, PATIENCE);
         }
         let joining = &mut self.joined[hello.rank - 1];
+        if joining.is_taken(hello.attempt) {
+            let by = joining.from.clone();
+            tracing::warn!(rank = hello.rank, %from, %by, "two processes want to be the same rank");
+            return say(&connection, &Welcome::Taken { by }, PATIENCE);
+        }
         if joining.attempt != hello.attempt {
             // A follower that has started again: what is left of its last attempt is closed.
-            *joining = Joining { attempt: hello.attempt, ..Joining::default() };
+            *joining = Joining { attempt: hello.attempt, from: from.to_string(), ..Joining::default() };
         }
         match hello.channel {
             Channel::Commands => joining.commands = Some(connection),
@@ -182,8 +220,10 @@ impl Processes {
             nccl: self.sums.draw()?,
         };
         let (mut commands, mut sums) = (Vec::new(), Vec::new());
+        self.holders.clear();
         for joining in &mut self.joined {
-            let Joining { commands: command, sums: sum, .. } = std::mem::take(joining);
+            let Joining { commands: command, sums: sum, from, .. } = std::mem::take(joining);
+            self.holders.push(from);
             for (connection, list) in [(command, &mut commands), (sum, &mut sums)] {
                 let connection = connection.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
                 say(&connection, &Welcome::Start(terms.clone()), PATIENCE)?;
@@ -208,16 +248,75 @@ impl Formation for Processes {
         if self.gather()? {
             return self.start(epoch);
         }
-        for joining in &mut self.joined {
-            // One that cannot be told is gone, and comes again if it can.
-            let told = |connection: &Connection| say(connection, &Welcome::Wait, PATIENCE).is_ok();
-            if !joining.commands.as_ref().is_none_or(told) {
-                *joining = Joining::default();
-            }
-        }
+        self.joined.iter_mut().for_each(Joining::told_to_wait);
         let missing = (1..).zip(&self.joined).filter(|(_, joining)| !joining.is_here());
         Err(FormError::Missing { ranks: missing.map(|(rank, _)| rank).collect(), world: self.world })
     }
+
+    /// Each is answered by a thread of its own, since a step must not wait for a stranger.
+    fn turn_away(&mut self) {
+        while let Ok((stream, from)) = self.listener.accept() {
+            if Arc::strong_count(&self.door) > MAX_AT_DOOR {
+                continue;
+            }
+            let late = Late {
+                tls: self.tls.clone(),
+                clock: self.clock.clone(),
+                model: self.model.clone(),
+                holders: self.holders.clone(),
+                _place: Arc::clone(&self.door),
+            };
+            let answering = std::thread::Builder::new().name("hawser-door".to_owned()).spawn(move || {
+                if let Err(error) = late.answer(stream, from) {
+                    tracing::debug!(%from, %error, "a connection is no rank of this group");
+                }
+            });
+            if let Err(error) = answering {
+                tracing::debug!(%from, %error, "nobody is there to answer");
+            }
+        }
+    }
+}
+
+/// What a process is told that comes while the group is whole.
+struct Late {
+    tls: Option<RankTls>,
+    clock: Clock,
+    model: String,
+    holders: Vec<String>,
+    _place: Arc<()>,
+}
+
+impl Late {
+    fn answer(&self, stream: TcpStream, from: SocketAddr) -> Result<(), ConnectionError> {
+        let (hello, connection) = greeted(stream, self.tls.as_ref(), &self.clock)?;
+        let answer = match hello.refused(&self.model, self.holders.len() + 1) {
+            Some(reason) => Welcome::Refused { reason },
+            None => Welcome::Taken { by: self.holders[hello.rank - 1].clone() },
+        };
+        if hello.channel == Channel::Commands {
+            tracing::warn!(rank = hello.rank, %from, ?answer, "a process wants to be a rank of a group that is whole");
+        }
+        say(&connection, &answer, PATIENCE)
+    }
+}
+
+/// The first words of whoever has connected, within [`PATIENCE`].
+fn greeted(
+    stream: TcpStream,
+    tls: Option<&RankTls>,
+    clock: &Clock,
+) -> Result<(Hello, Connection), ConnectionError> {
+    let began = clock.now();
+    let reply = stream.try_clone()?;
+    let accepted = Connection::accept(stream, tls, PATIENCE);
+    // A follower speaks at once.
+    let left = PATIENCE.saturating_sub(clock.now().since(began));
+    let heard = accepted.and_then(|connection| Ok((hear::<Hello>(&connection, left)?, connection)));
+    if let Err(ConnectionError::TalksTls | ConnectionError::TalksPlainText) = heard {
+        refuse_in_plain_text(reply);
+    }
+    heard
 }
 
 /// Tells a rank why nobody talks to it, in the only way that both ends have: one that talks plain text reads the reason,
@@ -236,6 +335,11 @@ fn refuse_in_plain_text(stream: TcpStream) {
 pub enum FollowError {
     #[error("the leader at {address} refused this rank: {reason}")]
     Refused { address: String, reason: String },
+    #[error(
+        "rank {rank} of {world} is taken: the leader at {address} has it from the process at {by}; end that one, or give \
+         this one another worker.rank"
+    )]
+    Taken { rank: usize, world: usize, address: String, by: String },
     #[error("cannot reach the leader at {address}: {source}")]
     Connect { address: String, source: ConnectionError },
     /// Nothing changes that but another set-up of this rank, or of the leader.
@@ -257,7 +361,10 @@ impl FollowError {
 
 impl Coded for FollowError {
     fn code(&self) -> ErrorCode {
-        ErrorCode::Unavailable
+        match self {
+            Self::Taken { .. } => ErrorCode::Invalid,
+            _ => ErrorCode::Unavailable,
+        }
     }
 }
 
@@ -330,7 +437,13 @@ impl Follower {
     fn terms(&self, connection: &Connection) -> Result<Terms, FollowError> {
         loop {
             match hear(connection, GREETING) {
-                Ok(Welcome::Wait) => {}
+                Ok(Welcome::Wait) => {
+                    say(connection, &Here, GREETING).map_err(|source| self.failed(source))?;
+                }
+                Ok(Welcome::Taken { by }) => {
+                    let (rank, world, address) = (self.rank, self.world, self.leader.clone());
+                    return Err(FollowError::Taken { rank, world, address, by });
+                }
                 Ok(Welcome::Start(terms)) => return Ok(terms),
                 Ok(Welcome::Refused { reason }) => {
                     return Err(FollowError::Refused { address: self.leader.clone(), reason });

@@ -18,7 +18,7 @@ const MAX_BYTES: usize = 4_096;
 /// Longest that a follower waits for the leader to say anything.
 pub(super) const GREETING: Duration = Duration::from_secs(5);
 /// Changes with the messages between ranks; the build says the rest.
-const PROTOCOL: &str = concat!("hawser-ranks/3 ", env!("CARGO_PKG_VERSION"));
+const PROTOCOL: &str = concat!("hawser-ranks/4 ", env!("CARGO_PKG_VERSION"));
 
 /// A follower's greeting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,16 +53,25 @@ impl Hello {
     }
 }
 
+/// A follower's answer to [`Welcome::Wait`]: it is there and waits, and nobody else gets its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Here;
+
 /// The leader's answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Welcome {
     /// Others are missing still. Said on the connection for commands at every look for them, so that a rank which waits
-    /// knows that the leader is there.
+    /// knows that the leader is there; it answers [`Here`].
     Wait,
     /// All ranks are there.
     Start(Terms),
     Refused {
         reason: String,
+    },
+    /// Another process is this rank, as far as the leader knows.
+    Taken {
+        /// Where that one is.
+        by: String,
     },
 }
 

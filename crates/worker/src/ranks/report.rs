@@ -98,6 +98,9 @@ pub struct GroupReport {
     /// Since when.
     pub since: Tick,
     pub ranks: Vec<RankReport>,
+    /// Slots of every rank's pool, and behind them.
+    pool_slots: usize,
+    archive_slots: usize,
     /// Of the leader's calls to the others.
     timers: Vec<CallTimer>,
 }
@@ -108,7 +111,32 @@ impl GroupReport {
     pub fn new(world: usize, now: Tick) -> Self {
         let rank = || RankReport { figures: RankFigures::default(), heard: None, health: Health::Missing };
         let ranks = (0..world).map(|_| rank()).collect();
-        Self { epoch: 0, step: 0, phase: Phase::Forming, since: now, ranks, timers: Vec::new() }
+        let (pool_slots, archive_slots, timers) = (1, 0, Vec::new());
+        Self {
+            epoch: 0,
+            step: 0,
+            phase: Phase::Forming,
+            since: now,
+            ranks,
+            pool_slots,
+            archive_slots,
+            timers,
+        }
+    }
+
+    /// The same, where each rank has so many slots in its pool and so many behind them.
+    #[must_use]
+    pub fn with_slots(self, pool_slots: usize, archive_slots: usize) -> Self {
+        Self { pool_slots, archive_slots, ..self }
+    }
+
+    /// Which part of a rank's KV rows is its pool's, and which the archive's: a slot takes as much in both.
+    #[must_use]
+    pub fn pool_and_archive(&self, figures: &RankFigures) -> (u64, u64) {
+        let slots = (self.pool_slots + self.archive_slots).max(1) as u128;
+        let pool = u128::from(figures.kv_bytes) * self.pool_slots as u128 / slots;
+        let pool = u64::try_from(pool).unwrap_or(figures.kv_bytes);
+        (pool, figures.kv_bytes - pool)
     }
 
     /// All ranks are there.
@@ -156,6 +184,16 @@ impl GroupReport {
                 (false, _) => rank.health = Health::Up,
             }
         }
+    }
+
+    /// The ranks that have to join before the group can serve; none where it is whole.
+    #[must_use]
+    pub fn awaited(&self) -> Vec<usize> {
+        if self.phase != Phase::Forming {
+            return Vec::new();
+        }
+        let away = |rank: &RankReport| !matches!(rank.health, Health::Up);
+        (0..).zip(&self.ranks).filter(|(_, rank)| away(rank)).map(|(index, _)| index).collect()
     }
 
     /// How each rank is now, in the order of the ranks. The leader cannot see which of several others it waits for.
@@ -212,9 +250,12 @@ mod tests {
         assert_eq!((leader, bystander), (&Health::Up, &Health::Missing));
         assert!(matches!(culprit, Health::Gone { reason } if reason.contains("closed")), "{culprit:?}");
         assert_eq!((group.phase, group.ranks[2].heard), (Phase::Forming, Some(at(3))));
+        assert_eq!(group.awaited(), [1, 2]);
         group.missing(&[1]);
         assert_eq!(group.health(), [Health::Up, Health::Missing, Health::Up]);
+        assert_eq!(group.awaited(), [1]);
         group.formed(2, Vec::new(), at(5));
         assert_eq!(group.health(), [Health::Up, Health::Up, Health::Up]);
+        assert!(group.awaited().is_empty());
     }
 }

@@ -14,6 +14,7 @@
 
 mod admit;
 mod cache;
+mod discard;
 mod inspect;
 mod moving;
 mod plan;
@@ -394,6 +395,13 @@ impl Scheduler {
         }
         self.forget(idle.left());
         freed
+    }
+
+    /// What runs or waits for a session.
+    #[must_use]
+    pub fn of_session(&self, key: &SessionKey) -> Vec<SequenceId> {
+        let all = self.running.iter().chain(&self.waiting);
+        all.filter(|sequence| sequence.session.as_ref() == Some(key)).map(|sequence| sequence.id).collect()
     }
 
     /// Positions of a session that have a slot.

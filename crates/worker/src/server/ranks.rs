@@ -19,11 +19,16 @@ pub(super) fn state(report: &GroupReport, now: Tick) -> v1::GroupState {
         phase_ms: millis(report.since, now),
         rank_epoch: report.epoch,
         step: report.step,
-        ranks: ranks.map(|((number, rank), health)| wire_rank(number, rank, health, now)).collect(),
+        ranks: ranks.map(|((number, rank), health)| wire_rank(report, (number, rank), health, now)).collect(),
     }
 }
 
-fn wire_rank(number: u32, rank: &RankReport, health: Health, now: Tick) -> v1::Rank {
+fn wire_rank(
+    report: &GroupReport,
+    (number, rank): (u32, &RankReport),
+    health: Health,
+    now: Tick,
+) -> v1::Rank {
     let (health, reason) = match health {
         Health::Missing => (v1::RankHealth::Missing, String::new()),
         Health::Up => (v1::RankHealth::Up, String::new()),
@@ -31,13 +36,15 @@ fn wire_rank(number: u32, rank: &RankReport, health: Health, now: Tick) -> v1::R
         Health::Gone { reason } => (v1::RankHealth::Gone, reason),
     };
     let figures = rank.figures;
+    let (kv_bytes, archive_bytes) = report.pool_and_archive(&figures);
     v1::Rank {
         rank: number,
         health: health.into(),
         heard_ms: rank.heard.map(|heard| millis(heard, now)),
         step: figures.step,
         weight_bytes: figures.weight_bytes,
-        kv_bytes: figures.kv_bytes,
+        kv_bytes,
+        archive_bytes,
         threads: u32::try_from(figures.threads).unwrap_or(u32::MAX),
         computing_us: figures.computing_us,
         across_us: figures.across_us,
@@ -54,6 +61,16 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn the_pool_and_the_archive_are_told_apart() {
+        let mut report = GroupReport::new(1, Tick::default()).with_slots(300, 100);
+        report.ranks[0].figures.kv_bytes = 4_000;
+        let wire = state(&report, Tick::default());
+        assert_eq!((wire.ranks[0].kv_bytes, wire.ranks[0].archive_bytes), (3_000, 1_000));
+        let alone = state(&report.with_slots(400, 0), Tick::default());
+        assert_eq!((alone.ranks[0].kv_bytes, alone.ranks[0].archive_bytes), (4_000, 0));
+    }
 
     #[test]
     fn a_group_that_waits_for_a_rank_says_so() {

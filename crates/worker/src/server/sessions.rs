@@ -101,10 +101,10 @@ impl SessionService {
             let copy = sessions.checkout(to).await?;
             (self.shared.checkout(from).await?, copy)
         };
-        if !source.is_kept() {
+        if !(source.is_kept() && self.shared.owns(&source)) {
             return Err(SessionError::NotFound(from.session.clone()));
         }
-        if copy.is_kept() {
+        if copy.is_kept() && self.shared.owns(&copy) {
             return Err(SessionError::Exists(to.session.clone()));
         }
         self.shared.claim(to, &mut copy).await?;
@@ -135,6 +135,10 @@ impl SessionService {
         let missing = || SessionError::NotFound(key.session.clone());
         self.find(key).await?;
         let summary = self.shared.sessions.summary(key).ok_or_else(missing)?;
+        // A session in a turn may have been claimed just now.
+        if !summary.busy && summary.claimed != Some(self.shared.registration.standing().term) {
+            return Err(missing());
+        }
         let live = self.shared.driver.live(vec![key.clone()]).await?;
         Ok(self.info(key, &summary, live.first().copied().unwrap_or(0)))
     }
@@ -145,7 +149,7 @@ impl SessionService {
         let shared = &self.shared;
         self.find(key).await?;
         let held = shared.checkout(key).await?;
-        if !held.is_kept() {
+        if !(held.is_kept() && shared.owns(&held)) {
             return Err(missing());
         }
         let tokens = held.tokens.len();
@@ -179,7 +183,8 @@ impl SessionService {
         Err(SessionError::NotFound(key.session.clone()))
     }
 
-    /// Sessions of a tenant by id, and whether there are more.
+    /// Sessions of a tenant by id, and whether there are more. Those that the group holds by a claim, and not what it has
+    /// left of others.
     pub(crate) async fn list(
         &self,
         tenant: &TenantId,
@@ -187,6 +192,8 @@ impl SessionService {
     ) -> Result<(Vec<v1::SessionInfo>, bool), SessionError> {
         let limit = if limit == 0 { MAX_LISTED } else { MAX_LISTED.min(limit as usize) };
         let mut all = self.shared.sessions.summaries(|key| key.tenant == *tenant);
+        let term = self.shared.registration.standing().term;
+        all.retain(|(_, summary)| summary.claimed == Some(term));
         all.sort_by(|a, b| a.0.cmp(&b.0));
         let truncated = all.len() > limit;
         all.truncate(limit);

@@ -30,10 +30,11 @@ pub(crate) struct TurnStreamParts {
 /// A turn as its reader sees it. Dropping it drops the receiver, which aborts the turn, and checks the session in
 /// uncommitted. Nothing of a session goes out once its claim may have ended: another group may own it by then.
 pub(crate) struct TurnStream {
+    /// Dropped before the guard: the turn is aborted when its session may run the next one.
+    events: mpsc::Receiver<TurnEvent>,
     guard: TurnGuard,
     prompt: Option<Prompt>,
     continued: usize,
-    events: mpsc::Receiver<TurnEvent>,
     /// Taken from the channel behind tokens that went out first.
     next: Option<TurnEvent>,
     state: State,

@@ -87,8 +87,9 @@ impl Shared {
         }
     }
 
-    /// Makes the session this group's in the store, once per registration.
-    pub(crate) async fn claim(&self, key: &SessionKey, held: &mut Transcript) -> Result<(), TurnError> {
+    /// Makes the session this group's in the store, once per registration. Where it is not won, nothing is left of what
+    /// was begun for it; and nothing at all of a session that another group has.
+    pub(crate) async fn claim(&self, key: &SessionKey, held: &mut Held) -> Result<(), TurnError> {
         // Where the group registers again meanwhile, the claim counts for a term that is over, and nothing is served.
         let term = self.registration.standing().term;
         if held.claimed == Some(term) {
@@ -96,13 +97,35 @@ impl Shared {
         }
         match self.registration.claim(key.clone()).await {
             Ok(_) => {
-                held.claimed = Some(term);
+                held.own(term);
                 self.moves.forget(key);
                 Ok(())
             }
-            Err(ClaimError::Owned(owner)) => Err(TurnError::StaleOwner(owner)),
-            Err(error) => Err(TurnError::ClaimFailed { detail: error.to_string() }),
+            Err(ClaimError::Owned(owner)) => {
+                **held = Transcript::default();
+                self.give_rows_back(key).await;
+                Err(TurnError::StaleOwner(owner))
+            }
+            Err(error) => {
+                // What is left of a session that was this group's may still be of use to its next turn.
+                if !held.is_kept() {
+                    self.give_rows_back(key).await;
+                }
+                Err(TurnError::ClaimFailed { detail: error.to_string() })
+            }
         }
+    }
+
+    /// Gives the rows of a session back that is not this group's, and ends what runs for it.
+    pub(crate) async fn give_rows_back(&self, key: &SessionKey) {
+        if let Err(error) = self.driver.close(key.clone()).await {
+            tracing::debug!(%error, session = %key.session, "rows that are nobody's stay until they are needed");
+        }
+    }
+
+    /// Whether the store has given the session to this group, as of its present registration.
+    pub(crate) fn owns(&self, held: &Transcript) -> bool {
+        held.claimed == Some(self.registration.standing().term)
     }
 
     /// Checks a session out. One that has moved away, before or while this waited, is refused with its owner's name.

@@ -35,6 +35,9 @@ pub struct Summary {
     pub came: Option<Tick>,
     /// `None`: the group's default.
     pub retention: Option<Retention>,
+    /// The term of the group's registration under which it was claimed last. Under any other term the session is not this
+    /// group's: what is here is left over, of use only to a turn that brings the whole conversation and wins the claim.
+    pub claimed: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -172,6 +175,20 @@ impl Sessions {
         chosen.map(|(key, entry)| (key.clone(), entry.summary().clone())).collect()
     }
 
+    /// How many sessions are claimed under `term`.
+    #[must_use]
+    pub fn owned(&self, term: u64) -> usize {
+        self.entries().values().filter(|entry| entry.summary().claimed == Some(term)).count()
+    }
+
+    /// Idle sessions that are here and not claimed under `term`.
+    #[must_use]
+    pub fn left_over(&self, term: u64) -> Vec<SessionKey> {
+        let left = |summary: &Summary| !summary.busy && summary.claimed != Some(term);
+        let entries = self.entries();
+        entries.iter().filter(|(_, entry)| left(&entry.summary())).map(|(key, _)| key.clone()).collect()
+    }
+
     /// Sessions that have been idle for longer than the limit, to be closed by the caller.
     #[must_use]
     pub fn expired(&self) -> Vec<SessionKey> {
@@ -193,6 +210,12 @@ impl Held {
     #[must_use]
     pub fn key(&self) -> &SessionKey {
         &self.key
+    }
+
+    /// The store has given it to this group, under this term of its registration.
+    pub fn own(&mut self, term: u64) {
+        self.claimed = Some(term);
+        self.entry.summary().claimed = Some(term);
     }
 
     /// Forgets the session, whatever was committed to it.
@@ -248,11 +271,57 @@ impl Drop for Held {
                 last_used: self.used.unwrap_or_else(|| self.sessions.clock.now()),
                 came: summary.came,
                 retention: transcript.retention.clone(),
+                claimed: transcript.claimed,
             };
         } else {
             entries.remove(&self.key);
         }
         // Unlocked before the map, so that whoever waits sees the map as this turn left it.
         drop(transcript);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hawser_common::{SessionId, TenantId};
+
+    use super::*;
+
+    fn key(name: &str) -> SessionKey {
+        SessionKey { tenant: TenantId::single(), session: SessionId::parse(name).unwrap() }
+    }
+
+    fn directory() -> Arc<Sessions> {
+        let options =
+            SessionsOptions { max_sessions: 8, max_waiting: 1, idle_limit: Duration::from_secs(60) };
+        Sessions::new(options, Clock::manual().0)
+    }
+
+    #[tokio::test]
+    async fn a_session_is_owned_under_the_term_of_its_claim_and_left_over_under_any_other() {
+        let sessions = directory();
+        for (name, term) in [("a", 1), ("b", 1), ("c", 2)] {
+            let mut held = sessions.checkout(&key(name)).await.unwrap();
+            held.opened = true;
+            held.own(term);
+            assert_eq!(
+                sessions.summary(&key(name)).unwrap().claimed,
+                Some(term),
+                "at once, while it is checked out"
+            );
+        }
+        assert_eq!((sessions.owned(1), sessions.owned(2), sessions.owned(3)), (2, 1, 0));
+        let mut left = sessions.left_over(2);
+        left.sort();
+        assert_eq!(left, [key("a"), key("b")]);
+        let mut held = sessions.checkout(&key("a")).await.unwrap();
+        assert_eq!(sessions.left_over(2), [key("b")], "one that a turn has is not left over");
+        held.own(2);
+        drop(held);
+        assert_eq!((sessions.owned(1), sessions.owned(2)), (1, 2));
+        // Given up: it is here, and nobody's.
+        sessions.checkout(&key("c")).await.unwrap().claimed = None;
+        assert_eq!(sessions.owned(2), 1);
+        assert_eq!(sessions.left_over(2).len(), 2);
     }
 }

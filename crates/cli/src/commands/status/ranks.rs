@@ -29,7 +29,9 @@ struct Rank {
     heard_ms: Option<u64>,
     step: u64,
     weight_bytes: u64,
+    /// Of the pool.
     kv_bytes: u64,
+    archive_bytes: u64,
     threads: u32,
     computing_us: u64,
     across_us: u64,
@@ -71,6 +73,7 @@ impl Rank {
             step: wire.step,
             weight_bytes: wire.weight_bytes,
             kv_bytes: wire.kv_bytes,
+            archive_bytes: wire.archive_bytes,
             threads: wire.threads,
             computing_us: wire.computing_us,
             across_us: wire.across_us,
@@ -96,7 +99,8 @@ pub(super) fn ranks_table<'a>(groups: impl Iterator<Item = (&'a str, Option<&'a 
         ("PHASE", left),
         ("STEP", right),
         ("WEIGHTS", right),
-        ("KV ROWS", right),
+        ("KV POOL", right),
+        ("ARCHIVE", right),
         ("THREADS", right),
         ("COMPUTES", right),
         ("HEARD", left),
@@ -116,6 +120,7 @@ pub(super) fn ranks_table<'a>(groups: impl Iterator<Item = (&'a str, Option<&'a 
                 count(rank.step),
                 bytes(rank.weight_bytes),
                 bytes(rank.kv_bytes),
+                bytes(rank.archive_bytes),
                 rank.threads.to_string(),
                 rank.computing(),
                 rank.heard_ms.map_or_else(|| "never".to_owned(), ago),
@@ -137,6 +142,8 @@ mod tests {
             health: health.into(),
             step: 1_234,
             weight_bytes: 50 << 20,
+            kv_bytes: 300 << 20,
+            archive_bytes: 100 << 20,
             computing_us: 3,
             across_us: 1,
             heard_ms: Some(1_500),
@@ -152,7 +159,17 @@ mod tests {
         let alone = State::of(wire::GroupState { ranks: vec![wire::Rank::default()], ..Default::default() });
         let shown = ranks_table([("g", Some(&state)), ("h", Some(&alone)), ("i", None)].into_iter());
         let shown = shown.expect("a group of two").to_string();
-        for part in ["up", "gone", "forming", "1,234", "75 %", "1.50 s ago", "it closed the connection"] {
+        for part in [
+            "314.6 MB",
+            "104.9 MB",
+            "up",
+            "gone",
+            "forming",
+            "1,234",
+            "75 %",
+            "1.50 s ago",
+            "it closed the connection",
+        ] {
             assert!(shown.contains(part), "{part:?} is not in\n{shown}");
         }
         assert!(!shown.contains("h "), "a group of one has no ranks to show:\n{shown}");
