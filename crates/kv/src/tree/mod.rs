@@ -99,13 +99,20 @@ impl PrefixTree {
         let path = self.walk(namespace, tokens, now);
         let held: usize = path.iter().map(|&id| self.nodes.node(id).rows.len()).sum();
         let pairs = tokens[held..].iter().zip(&slots[held..]);
-        let rows: Box<[Row]> = pairs.map(|(&token, &slot)| Row { token, slot }).collect();
+        let rows: Vec<Row> = pairs.map(|(&token, &slot)| Row { token, slot }).collect();
         assert!(rows.iter().all(|row| !row.slot.is_dead()), "no dead slot is published");
         let added = rows.len();
         if added > 0 {
             rows.iter().for_each(|row| pool.retain(row.slot));
-            let parent = path.last().map_or_else(|| Parent::Root(namespace.clone()), |&id| Parent::Node(id));
-            self.nodes.attach(parent, rows, now);
+            match path.last() {
+                Some(&end) if self.nodes.node(end).children.is_empty() => self.nodes.extend(end, &rows),
+                Some(&end) => {
+                    self.nodes.attach(Parent::Node(end), rows, now);
+                }
+                None => {
+                    self.nodes.attach(Parent::Root(namespace.clone()), rows, now);
+                }
+            }
         }
         added
     }
@@ -143,24 +150,22 @@ impl PrefixTree {
         freed
     }
 
-    /// Drops the rows at the end of the least recently used leaf that nobody else holds: all of it, or what lies after
-    /// the last row in use. Returns how many slots became free, `None` if every leaf is in use to its end.
+    /// Drops rows at the end of the least recently used leaf, `most` of them at most, that nobody else holds: they lie
+    /// after the last row in use. Returns how many slots became free, `None` if every leaf is in use to its end.
     ///
     /// Looks at leaves that are new or whose end lost a holder since the last call, and at no other.
-    pub fn evict_leaf(&mut self, pool: &mut SlotPool) -> Option<usize> {
+    pub fn evict_leaf(&mut self, most: usize, pool: &mut SlotPool) -> Option<usize> {
         pool.take_sole().into_iter().for_each(|slot| self.nodes.consider(slot));
         while let Some(id) = self.nodes.oldest_considered() {
             let node = self.nodes.node(id);
-            let used = used_rows(node, pool);
-            let rows = if used == node.rows.len() {
+            let (len, used) = (node.rows.len(), used_rows(node, pool));
+            if used == len {
                 // The pool tells when its end loses a holder.
                 self.nodes.pass_over(id);
                 continue;
-            } else if used > 0 {
-                self.nodes.shorten(id, used)
-            } else {
-                self.nodes.detach(id).1
-            };
+            }
+            let keep = used.max(len.saturating_sub(most.max(1)));
+            let rows = if keep > 0 { self.nodes.shorten(id, keep) } else { self.nodes.detach(id).1 };
             return Some(release(&rows, pool));
         }
         None

@@ -45,7 +45,7 @@ pub(super) type Children = BTreeMap<u32, NodeId>;
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) parent: Parent,
-    pub(super) rows: Box<[Row]>,
+    pub(super) rows: Vec<Row>,
     pub(super) children: Children,
     pub(super) last_use: Tick,
 }
@@ -97,7 +97,7 @@ impl Nodes {
     }
 
     /// Hangs a new leaf below `parent`, which has no child with the same first token.
-    pub(super) fn attach(&mut self, parent: Parent, rows: Box<[Row]>, now: Tick) -> NodeId {
+    pub(super) fn attach(&mut self, parent: Parent, rows: Vec<Row>, now: Tick) -> NodeId {
         assert!(!rows.is_empty(), "a node has rows");
         let token = rows[0].token;
         self.rows += rows.len();
@@ -111,11 +111,21 @@ impl Nodes {
         id
     }
 
+    /// Adds rows to the end of a leaf: a session that grows stays one node, however many turns it has.
+    pub(super) fn extend(&mut self, id: NodeId, rows: &[Row]) {
+        self.forget_leaf(id);
+        self.rows += rows.len();
+        let node = self.node_mut(id);
+        assert!(node.children.is_empty(), "only a leaf grows");
+        node.rows.extend_from_slice(rows);
+        self.know_leaf(id);
+    }
+
     /// Makes two nodes of one and returns the upper, which has the first `at` rows. The lower one keeps the id, so
     /// that links from below and what is known of leaves stay as they are.
     pub(super) fn split(&mut self, id: NodeId, at: usize) -> NodeId {
         let node = self.node_mut(id);
-        let (upper, lower): (Box<[Row]>, Box<[Row]>) = (node.rows[..at].into(), node.rows[at..].into());
+        let (upper, lower) = (node.rows[..at].to_vec(), node.rows[at..].to_vec());
         let (first, below) = (upper[0].token, lower[0].token);
         node.rows = lower;
         let (parent, last_use) = (node.parent.clone(), node.last_use);
@@ -140,7 +150,7 @@ impl Nodes {
     }
 
     /// Takes a leaf out. Returns what it hung from, and its rows.
-    pub(super) fn detach(&mut self, id: NodeId) -> (Parent, Box<[Row]>) {
+    pub(super) fn detach(&mut self, id: NodeId) -> (Parent, Vec<Row>) {
         self.forget_leaf(id);
         let node = self.nodes[id.0 as usize].take().expect("a link leads to a node");
         assert!(node.children.is_empty(), "only a leaf is taken out");
@@ -160,12 +170,11 @@ impl Nodes {
     }
 
     /// Cuts a leaf down to its first `keep` rows, at least one, and returns the others.
-    pub(super) fn shorten(&mut self, id: NodeId, keep: usize) -> Box<[Row]> {
+    pub(super) fn shorten(&mut self, id: NodeId, keep: usize) -> Vec<Row> {
         self.forget_leaf(id);
         let node = self.node_mut(id);
         assert!(node.children.is_empty() && keep > 0, "only the end of a leaf is cut off");
-        let cut: Box<[Row]> = node.rows[keep..].into();
-        node.rows = node.rows[..keep].into();
+        let cut = node.rows.split_off(keep);
         self.rows -= cut.len();
         self.know_leaf(id);
         cut

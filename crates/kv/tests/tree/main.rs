@@ -53,6 +53,11 @@ impl Group {
         (evicted, self.tree.unpublish(&self.tenant, tokens, from, map, &mut self.pool))
     }
 
+    /// All that can go at the end of the leaf that is next.
+    fn evict(&mut self) -> Option<usize> {
+        self.tree.evict_leaf(usize::MAX, &mut self.pool)
+    }
+
     fn release(&mut self, slots: Vec<SlotId>) {
         for slot in slots {
             self.pool.release(slot);
@@ -171,7 +176,7 @@ fn released_rows_are_evicted_least_recently_used_first() {
     let system = [7, 7, 7, 7];
     let prompt = |agent: u32| [&system[..], &[agent, agent]].concat();
     let mut maps: Vec<SlotMap> = (0..4).map(|agent| group.session(&prompt(agent), agent.into())).collect();
-    assert_eq!(group.tree.evict_leaf(&mut group.pool), None, "all are in use");
+    assert_eq!(group.evict(), None, "all are in use");
     for map in &mut maps[1..] {
         map.clear(&mut group.pool);
     }
@@ -179,13 +184,13 @@ fn released_rows_are_evicted_least_recently_used_first() {
     group.private(&prompt(1), 20).clear(&mut group.pool);
     for gone in [2, 3, 1] {
         assert_eq!(group.matched(&prompt(gone)), 6);
-        assert_eq!(group.tree.evict_leaf(&mut group.pool), Some(2));
+        assert_eq!(group.evict(), Some(2));
         assert_eq!(group.matched(&prompt(gone)), 4);
     }
-    assert_eq!(group.tree.evict_leaf(&mut group.pool), None, "agent 0 holds the rest");
+    assert_eq!(group.evict(), None, "agent 0 holds the rest");
     maps[0].clear(&mut group.pool);
-    assert_eq!(group.tree.evict_leaf(&mut group.pool), Some(2));
-    assert_eq!(group.tree.evict_leaf(&mut group.pool), Some(4), "the system prompt goes last");
+    assert_eq!(group.evict(), Some(2));
+    assert_eq!(group.evict(), Some(4), "the system prompt goes last");
     assert_eq!((group.tree.len(), group.tree.nodes()), (0, 0));
 }
 
@@ -195,9 +200,9 @@ fn a_leaf_that_eviction_passed_keeps_its_last_use() {
     let mut long = group.session(&[1, 1], 1);
     group.session(&[2, 2], 2).clear(&mut group.pool);
     group.session(&[3, 3], 3).clear(&mut group.pool);
-    assert_eq!(group.tree.evict_leaf(&mut group.pool), Some(2));
+    assert_eq!(group.evict(), Some(2));
     long.clear(&mut group.pool);
-    assert_eq!(group.tree.evict_leaf(&mut group.pool), Some(2));
+    assert_eq!(group.evict(), Some(2));
     assert_eq!((group.matched(&[1, 1]), group.matched(&[3, 3])), (0, 2));
 }
 
@@ -207,7 +212,7 @@ fn rows_past_what_a_session_took_can_be_evicted_without_the_rest() {
     let tokens: Vec<u32> = (0..10).collect();
     group.session(&tokens, 1).clear(&mut group.pool);
     let user = group.private(&tokens[..4], 2);
-    assert_eq!(group.tree.evict_leaf(&mut group.pool), Some(6));
+    assert_eq!(group.evict(), Some(6));
     assert_eq!(group.matched(&tokens), 4);
     group.audit(&[&user]);
 }
@@ -219,9 +224,40 @@ fn the_end_of_a_leaf_can_be_evicted_while_a_session_holds_its_beginning() {
     // It was cut at the first difference of its next prompt.
     let mut user = group.session(&tokens, 1);
     user.truncate(3, &mut group.pool);
-    assert_eq!(group.tree.evict_leaf(&mut group.pool), Some(7));
-    assert_eq!((group.matched(&tokens), group.tree.evict_leaf(&mut group.pool)), (3, None));
+    assert_eq!(group.evict(), Some(7));
+    assert_eq!((group.matched(&tokens), group.evict()), (3, None));
     group.audit(&[&user]);
+}
+
+#[test]
+fn no_more_is_evicted_than_asked_for() {
+    let mut group = Group::new(16);
+    let tokens: Vec<u32> = (0..10).collect();
+    let mut user = group.session(&tokens, 1);
+    user.truncate(3, &mut group.pool);
+    assert_eq!(group.tree.evict_leaf(2, &mut group.pool), Some(2));
+    assert_eq!(group.matched(&tokens), 8);
+    assert_eq!(group.tree.evict_leaf(9, &mut group.pool), Some(5));
+    assert_eq!((group.matched(&tokens), group.evict()), (3, None));
+    group.audit(&[&user]);
+}
+
+#[test]
+fn a_session_that_grows_is_one_node_until_another_leaves_it_half_way() {
+    let mut group = Group::new(64);
+    let tokens: Vec<u32> = (0..40).collect();
+    let mut map = group.session(&tokens[..4], 1);
+    for (turn, end) in (8..=40).step_by(4).enumerate() {
+        map.append(&group.pool.allocate(4).unwrap());
+        assert_eq!(group.publish(&tokens[..end], &map, 2 + turn as u64), 4);
+        assert_eq!(group.tree.nodes(), 1);
+    }
+    let mut other = group.session(&[&tokens[..20], &[99, 98]].concat(), 20);
+    assert_eq!((group.matched(&tokens), group.tree.nodes()), (40, 3));
+    group.audit(&[&map, &other]);
+    map.clear(&mut group.pool);
+    other.clear(&mut group.pool);
+    assert_eq!(group.tree.flush(&mut group.pool), 42);
 }
 
 #[test]

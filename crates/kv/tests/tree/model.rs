@@ -42,6 +42,11 @@ impl Model {
 
     pub(crate) fn publish(&mut self, namespace: usize, tokens: &[u32], slots: &[SlotId], now: Tick) -> usize {
         let held = self.walk(namespace, tokens, now).len();
+        let last = (namespace, tokens[..held].to_vec());
+        if (1..tokens.len()).contains(&held) && !self.has_more(&last) {
+            // It goes on in the same node.
+            self.rows.get_mut(&last).unwrap().cut = false;
+        }
         for end in held + 1..=tokens.len() {
             let row = Row { slot: slots[end - 1], used: now, cut: false };
             self.rows.insert((namespace, tokens[..end].to_vec()), row);

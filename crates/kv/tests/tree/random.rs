@@ -21,7 +21,7 @@ enum Op {
     Prune { session: usize, from: usize, every: usize },
     Unpublish { session: usize, from: usize },
     Clear { session: usize },
-    EvictLeaf,
+    EvictLeaf { most: usize },
     Flush,
 }
 
@@ -36,7 +36,7 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(session, from, every)| Op::Prune { session, from, every }),
         8 => (session(), 0..8usize).prop_map(|(session, from)| Op::Unpublish { session, from }),
         10 => session().prop_map(|session| Op::Clear { session }),
-        8 => Just(Op::EvictLeaf),
+        8 => (1..20usize).prop_map(|most| Op::EvictLeaf { most }),
         1 => Just(Op::Flush),
     ]
 }
@@ -94,8 +94,8 @@ impl World {
                 self.sessions[*session].map.clear(&mut self.pool);
                 self.sessions[*session].tokens.clear();
             }
-            Op::EvictLeaf => {
-                self.evict_leaf();
+            Op::EvictLeaf { most } => {
+                self.evict_leaf(*most);
             }
             Op::Flush => {
                 let sole = self.tree.slots().filter(|&slot| self.pool.refs(slot) == 1).count();
@@ -153,16 +153,19 @@ impl World {
         assert_eq!((returned, before - self.tree.len()), (freed, removed));
     }
 
-    fn evict_leaf(&mut self) -> Option<usize> {
+    fn evict_leaf(&mut self, most: usize) -> Option<usize> {
         let leaves = self.model.leaves();
         let used = |leaf: &Prefix| self.model.rows[leaf].used;
-        let idle_end = |leaf: &Prefix| self.model.idle_end(leaf, &self.pool);
+        // From its end upward.
+        let idle_end = |leaf: &Prefix| -> Vec<Prefix> {
+            self.model.idle_end(leaf, &self.pool).into_iter().take(most).collect()
+        };
         let idle: Vec<&Prefix> = leaves.iter().filter(|leaf| !idle_end(leaf).is_empty()).collect();
         let oldest = idle.iter().map(|leaf| used(leaf)).min();
         let ends: BTreeMap<&Prefix, Vec<Prefix>> = idle.iter().map(|leaf| (*leaf, idle_end(leaf))).collect();
         let before: BTreeSet<SlotId> = self.tree.slots().collect();
         let free = self.pool.free();
-        let freed = self.tree.evict_leaf(&mut self.pool);
+        let freed = self.tree.evict_leaf(most, &mut self.pool);
         assert_eq!(freed.is_none(), oldest.is_none(), "a leaf is evicted if the end of one is idle");
         assert_eq!(self.pool.free() - free, freed.unwrap_or(0));
         let after: BTreeSet<SlotId> = self.tree.slots().collect();
@@ -207,7 +210,7 @@ impl World {
         }
         let reclaimable = self.model.reclaimable(&self.pool);
         let mut evicted = 0;
-        while let Some(freed) = self.evict_leaf() {
+        while let Some(freed) = self.evict_leaf(usize::MAX) {
             evicted += freed;
         }
         assert_eq!(evicted, reclaimable, "what can be reclaimed is what evictions free");

@@ -170,7 +170,7 @@ impl Scheduler {
         state.check(vocabulary)?;
         let needed = state.live.len();
         while self.pool.free() < needed {
-            if self.tree.evict_leaf(&mut self.pool).is_some() {
+            if self.tree.evict_leaf(needed - self.pool.free(), &mut self.pool).is_some() {
                 continue;
             }
             let Some(left) = self.cache.demote_before(last_used, &mut self.pool) else { break };

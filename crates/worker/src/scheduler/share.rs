@@ -26,7 +26,7 @@ impl Scheduler {
     /// tree holds go first, then idle sessions, then sequences admitted after the one at `index`.
     pub(super) fn make_room(&mut self, index: usize, count: usize, plan: &StepPlan) {
         while self.pool.free() < count {
-            if self.tree.evict_leaf(&mut self.pool).is_some() {
+            if self.tree.evict_leaf(count - self.pool.free(), &mut self.pool).is_some() {
                 continue;
             }
             if let Some(left) = self.cache.demote(&mut self.pool) {
