@@ -101,6 +101,10 @@ fn what_is_wrong_with_the_named_files_is_told_without_loading() {
     let rank_tls = MutualTls { ca_file: some("ca"), cert_file: some("cert"), key_file: some("key") };
     let text = told(&WorkerOptions { rank_tls, ..fine.clone() });
     assert!(text.starts_with("worker.rank_tls: ca_file names"), "{text}");
+    let rank_tls =
+        MutualTls { ca_file: some("junk.gguf"), cert_file: some("junk.gguf"), key_file: some("junk.gguf") };
+    let text = told(&WorkerOptions { rank_tls, ..fine.clone() });
+    assert!(text.contains("ca_file names") && text.contains("junk.gguf"), "{text}");
 }
 
 #[test]
