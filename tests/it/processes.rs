@@ -214,3 +214,59 @@ async fn a_group_that_is_told_to_has_the_memory_of_its_pool_before_it_joins_and_
     assert!(allowed.contains(&taken), "{taken} KiB of {POOL_KIB}: {resident:?}");
     router.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_on_a_pipe_says_so_where_turns_failed() {
+    let (router, uri) = Server::router(&[]).await;
+    let chat = ["chat", "--server", &uri];
+    let failed = run(&chat, "Hello.\nAnd again.\n").await;
+    let told = String::from_utf8(failed.stderr).unwrap();
+    assert_eq!(failed.status.code(), Some(1), "{told}");
+    assert!(told.contains("no worker group is registered") && told.contains("2 of 2 turns failed"), "{told}");
+    assert_eq!(told.matches("try again").count(), 0, "the refusal has a hint of its own: {told}");
+    let quiet = run(&chat, "/help\n").await;
+    assert!(quiet.status.success(), "{}", String::from_utf8_lossy(&quiet.stderr));
+    router.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_names_the_group_that_does_not_answer() {
+    let (router, uri) = Server::router(&[]).await;
+    let mut workers = Vec::new();
+    for group in ["a", "b"] {
+        let more = ["--set", "worker.lease_ttl_ms=60000"];
+        let mut arguments = vec!["worker", "--router", &uri, "--group", group, "--engine", "simulated"];
+        arguments.extend(more);
+        let mut worker = Server::start(&arguments);
+        worker.uri_after(&format!("group {group} serves at ")).await;
+        workers.push(worker);
+    }
+    workers[1].freeze();
+    let shown = run(&["status", "--server", &uri], "").await;
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains("group b does not answer") && !shown.contains("group a does not"), "{shown}");
+    assert!(!shown.contains("there are more"), "{shown}");
+    let json = run(&["status", "--server", &uri, "--json"], "").await;
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(json["silent"][0]["group"], "b", "{json}");
+    workers[1].thaw();
+    for worker in workers {
+        worker.stop().await;
+    }
+    router.stop().await;
+}
+
+#[tokio::test]
+async fn config_looks_at_what_it_names() {
+    let wrong = ["config", "--set", "router.auth.keys_file='no-keys'", "--set", "worker.model='absent'"];
+    let refused = run(&wrong, "").await;
+    let told = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{told}");
+    for part in
+        ["router.auth.keys_file \"no-keys\"", "worker.model: there is no model \"absent\"", "2 faults"]
+    {
+        assert!(told.contains(part), "{part:?} is not in {told}");
+    }
+    assert!(!told.contains('\u{1b}'), "no colours where no terminal is: {told}");
+    assert!(run(&["config"], "").await.status.success(), "what is not named is not missed");
+}

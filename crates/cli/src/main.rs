@@ -5,6 +5,7 @@
 #![allow(unreachable_pub, reason = "a binary has no outside; `pub` says what a module offers to the others")]
 
 mod args;
+mod checks;
 mod commands;
 mod config;
 mod console;

@@ -56,4 +56,4 @@ pub use message::tool_result;
 pub use retry::Retry;
 pub use sampling::Sampling;
 pub use session::{Session, SessionBuilder};
-pub use turn::{Outcome, Placed, Tokens, Turn, TurnEvent, TurnReport};
+pub use turn::{Continued, Outcome, Placed, Tokens, Turn, TurnEvent, TurnReport};

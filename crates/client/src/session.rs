@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use hawser_common::chat::{Message, Role, Tool};
 use hawser_common::clock::Clock;
+use hawser_common::numbers::millis;
 use hawser_common::{Coded, ErrorCode, SessionId};
 use hawser_proto::v1;
 
@@ -314,7 +315,8 @@ impl Session {
                 let Some(wait) = self.options.retry.delay(tried, rand::random(), error.retry_after()) else {
                     return Err(error);
                 };
-                tracing::info!(session = %self.id, tried, ?wait, %error, "trying the turn again");
+                let wait_ms = millis(wait);
+                tracing::info!(session = %self.id, tried, wait_ms, %error, "trying the turn again");
                 Ok(wait)
             }
             _ => Err(error),

@@ -20,6 +20,15 @@ pub struct Placed {
     pub resent: bool,
 }
 
+/// Where a turn went on after its group was lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Continued {
+    pub group: String,
+    pub epoch: u64,
+    /// Tokens of the answer that the groups before it generated.
+    pub after_tokens: u32,
+}
+
 /// Tokens in order. Text is whole characters only and may be empty.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tokens {
@@ -35,8 +44,12 @@ pub struct TurnReport {
     pub reason: v1::FinishReason,
     /// The stop string that was met, where one was.
     pub stop: Option<String>,
+    /// All tokens of the turn; what is counted in rows and slots is that of the last group.
     pub usage: v1::Usage,
+    /// Those of the last group.
     pub timings: v1::Timings,
+    /// Where the turn went on after its group was lost, in order; empty for almost every turn.
+    pub continued: Vec<Continued>,
     /// Seed that the sampler used.
     pub seed: u64,
     /// Committed turns of the session.
@@ -44,16 +57,17 @@ pub struct TurnReport {
 }
 
 impl TurnReport {
-    /// From arrival at the group to the first token: queue and prefill.
+    /// From arrival at the last group to its first token: queue and prefill.
     #[must_use]
     pub fn time_to_first_token(&self) -> Duration {
         Duration::from_micros(self.timings.queue_us.saturating_add(self.timings.prefill_us))
     }
 
-    /// Tokens per second after the first token; 0 where there is no second one.
+    /// Tokens per second of the last group after its first token; 0 where there is no second one.
     #[must_use]
     pub fn decode_rate(&self) -> f64 {
-        let steps = self.usage.generated_tokens.saturating_sub(1);
+        let before = self.continued.last().map_or(0, |last| last.after_tokens);
+        let steps = self.usage.generated_tokens.saturating_sub(before).saturating_sub(1);
         if steps == 0 || self.timings.decode_us == 0 {
             return 0.0;
         }
@@ -75,6 +89,14 @@ pub struct Outcome {
     pub placed: Placed,
     pub text: String,
     pub report: TurnReport,
+}
+
+impl Outcome {
+    /// The group that has the session now.
+    #[must_use]
+    pub fn owner(&self) -> &str {
+        self.report.continued.last().map_or(&self.placed.group, |last| &last.group)
+    }
 }
 
 /// A running turn. Dropping it before `Finished` cancels it: the session stays at its last committed turn, here and
@@ -145,8 +167,14 @@ impl<'s> Turn<'s> {
 }
 
 fn report(finished: v1::Finished) -> TurnReport {
+    let continued = |placed: v1::Placed| Continued {
+        group: placed.group,
+        epoch: placed.epoch,
+        after_tokens: placed.continued_tokens,
+    };
     TurnReport {
         reason: finished.reason(),
+        continued: finished.continued.into_iter().map(continued).collect(),
         stop: Some(finished.stop).filter(|stop| !stop.is_empty()),
         usage: finished.usage.unwrap_or_default(),
         timings: finished.timings.unwrap_or_default(),
@@ -157,4 +185,32 @@ fn report(finished: v1::Finished) -> TurnReport {
 
 pub(crate) fn placed(wire: v1::Placed, resent: bool) -> Placed {
     Placed { group: wire.group, epoch: wire.epoch, model: wire.model, resent }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_that_went_on_is_owned_by_its_last_group_whose_rate_counts_its_own_tokens() {
+        let placed = |group: &str, continued_tokens| v1::Placed {
+            group: group.into(),
+            continued_tokens,
+            ..Default::default()
+        };
+        let finished = v1::Finished {
+            usage: Some(v1::Usage { generated_tokens: 101, ..Default::default() }),
+            timings: Some(v1::Timings { decode_us: 1_000_000, ..Default::default() }),
+            ..Default::default()
+        };
+        let outcome = |continued| Outcome {
+            placed: super::placed(placed("a", 0), false),
+            text: String::new(),
+            report: report(v1::Finished { continued, ..finished.clone() }),
+        };
+        let plain = outcome(Vec::new());
+        assert_eq!((plain.owner(), plain.report.decode_rate()), ("a", 100.0));
+        let went_on = outcome(vec![placed("b", 40), placed("c", 80)]);
+        assert_eq!((went_on.owner(), went_on.report.decode_rate()), ("c", 20.0));
+    }
 }

@@ -7,6 +7,7 @@ pub mod clock;
 pub mod config;
 pub mod error;
 pub mod group;
+pub mod hint;
 pub mod ids;
 pub mod keepalive;
 pub mod numbers;

@@ -1,6 +1,13 @@
-//! Counts as people read them: digits in groups, and the noun in the right number.
-//!
-//! For text only; nothing parses it back.
+//! Numbers as people read them: digits in groups, the noun in the right number, and times for log lines.
+
+use std::time::Duration;
+
+/// Milliseconds with one decimal: a field of a log line, whose name ends with `_ms`. Not to be had of `Duration`'s own
+/// text, whose unit changes from line to line.
+#[must_use]
+pub fn millis(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e4).round() / 10.0
+}
 
 /// `12345` as `12,345`.
 #[must_use]
@@ -26,6 +33,13 @@ pub fn counted(number: u64, noun: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_are_plain_numbers_with_one_decimal() {
+        let shown =
+            [0, 40, 1_234, 12_345_678].map(|micros| millis(Duration::from_micros(micros)).to_string());
+        assert_eq!(shown, ["0", "0", "1.2", "12345.7"]);
+    }
 
     #[test]
     fn digits_are_grouped_and_nouns_agree() {

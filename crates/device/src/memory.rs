@@ -2,7 +2,7 @@
 //! hundreds of megabytes per token through 4 KiB pages spends a third of the time on address translation.
 //!
 //! Promises zeroed memory and a typed error when there is none. Never grows, never moves. Pages are taken from the system
-//! when they are first touched, or before that where [`make_present`] is called.
+//! when they are first touched, or before that where `make_present` is called.
 
 use std::hint::black_box;
 use std::io;

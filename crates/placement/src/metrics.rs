@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use hawser_common::clock::Clock;
-use hawser_common::label;
 use hawser_common::telemetry::{Counter, CounterBy, Gauge, Histogram, Meter, Metric, SHORT_S};
+use hawser_common::{label, metrics};
 use tokio::sync::watch;
 
 use crate::registration::Held;
@@ -31,40 +31,39 @@ label! {
     }
 }
 
-const CLAIMS: Metric =
-    Metric::counter("hawser.placement.claims", "{session}", "Sessions claimed in the store, by outcome.")
-        .by("outcome");
-const BATCH: Metric = Metric::histogram(
-    "hawser.placement.claim_batch",
-    "{session}",
-    &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0],
-    "Sessions that one call of the store claimed.",
-);
-const CLAIM_TIME: Metric = Metric::histogram(
-    "hawser.placement.claim_duration",
-    "s",
-    SHORT_S,
-    "Time of one call that claims sessions.",
-);
-const RENEWALS: Metric =
-    Metric::counter("hawser.placement.lease_renewals", "{call}", "Renewals of the lease, by outcome.")
-        .by("outcome");
-const REGISTRATIONS: Metric = Metric::counter(
-    "hawser.placement.registrations",
-    "{registration}",
-    "Registrations: one at the start, each further one after a lease was lost.",
-);
-const VALID: Metric =
-    Metric::gauge("hawser.placement.lease_valid", "", "1 while the lease may be relied on, else 0.");
-const REMAINING: Metric = Metric::gauge(
-    "hawser.placement.lease_remaining",
-    "s",
-    "Time until the group serves nothing, unless the lease is renewed first.",
-);
-const EPOCH: Metric = Metric::gauge("hawser.placement.epoch", "", "Epoch of the latest registration.");
-
-/// Every metric of this crate.
-pub const METRICS: &[Metric] = &[CLAIMS, BATCH, CLAIM_TIME, RENEWALS, REGISTRATIONS, VALID, REMAINING, EPOCH];
+metrics! {
+    CLAIMS =
+        Metric::counter("hawser.placement.claims", "{session}", "Sessions claimed in the store, by outcome.")
+            .by("outcome");
+    BATCH = Metric::histogram(
+        "hawser.placement.claim_batch",
+        "{session}",
+        &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0],
+        "Sessions that one call of the store claimed.",
+    );
+    CLAIM_TIME = Metric::histogram(
+        "hawser.placement.claim_duration",
+        "s",
+        SHORT_S,
+        "Time of one call that claims sessions.",
+    );
+    RENEWALS =
+        Metric::counter("hawser.placement.lease_renewals", "{call}", "Renewals of the lease, by outcome.")
+            .by("outcome");
+    REGISTRATIONS = Metric::counter(
+        "hawser.placement.registrations",
+        "{registration}",
+        "Registrations: one at the start, each further one after a lease was lost.",
+    );
+    VALID =
+        Metric::gauge("hawser.placement.lease_valid", "", "1 while the lease may be relied on, else 0.");
+    REMAINING = Metric::gauge(
+        "hawser.placement.lease_remaining",
+        "s",
+        "Time until the group serves nothing, unless the lease is renewed first.",
+    );
+    EPOCH = Metric::gauge("hawser.placement.epoch", "", "Epoch of the latest registration.");
+}
 
 /// Instruments of a group's registration. Cheap to clone; the default ones do nothing.
 #[derive(Clone, Debug)]

@@ -21,8 +21,12 @@ pub enum TlsError {
     Invalid(#[from] InvalidTls),
     #[error("{option} names {path:?}, which cannot be read: {source}")]
     File { option: &'static str, path: PathBuf, source: std::io::Error },
-    #[error("the certificate or its key cannot be used: {cause}")]
-    Certificate { cause: String },
+    #[error("{option} names {path:?}, which holds no {holds} in PEM")]
+    NotPem { option: &'static str, path: PathBuf, holds: &'static str },
+    #[error("cert_file {cert:?} and key_file {key:?} cannot be used together: {cause}")]
+    Certificate { cert: PathBuf, key: PathBuf, cause: String },
+    #[error("the certificates cannot be used: {cause}")]
+    Unusable { cause: String },
 }
 
 impl Coded for TlsError {
@@ -60,12 +64,14 @@ pub fn server(tls: &ServerTls, keepalive: Keepalive) -> Result<Server, TlsError>
         .http2_keepalive_interval(Some(keepalive.interval))
         .http2_keepalive_timeout(Some(keepalive.timeout));
     let (Some(cert), Some(key)) = (&tls.cert_file, &tls.key_file) else { return Ok(server) };
-    let identity = Identity::from_pem(read("cert_file", cert)?, read("key_file", key)?);
-    let mut config = ServerTlsConfig::new().identity(identity).timeout(HANDSHAKE_LIMIT);
+    let mut config = ServerTlsConfig::new().identity(identity(cert, key)?).timeout(HANDSHAKE_LIMIT);
     if let Some(ca) = &tls.client_ca_file {
-        config = config.client_ca_root(Certificate::from_pem(read("client_ca_file", ca)?));
+        config = config.client_ca_root(Certificate::from_pem(read("client_ca_file", ca, CERTIFICATE)?));
     }
-    server.tls_config(config).map_err(|error| TlsError::Certificate { cause: innermost(&error) })
+    server.tls_config(config).map_err(|error| {
+        let (cert, key, cause) = (cert.clone(), key.clone(), innermost(&error));
+        TlsError::Certificate { cert, key, cause }
+    })
 }
 
 /// How this process connects: what it trusts, what it shows, and the keepalive. Cheap to clone.
@@ -76,7 +82,7 @@ pub struct Dial {
 }
 
 impl Dial {
-    /// Reads the files that `tls` names.
+    /// Reads the files that `tls` names, and tries them: what cannot be used is told here and not by the first call.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -84,11 +90,19 @@ impl Dial {
         tls.validate()?;
         let Some(ca) = &tls.ca_file else { return Ok(Self { tls: None, keepalive }) };
         let mut config = ClientTlsConfig::new()
-            .ca_certificate(Certificate::from_pem(read("ca_file", ca)?))
+            .ca_certificate(Certificate::from_pem(read("ca_file", ca, CERTIFICATE)?))
             .timeout(HANDSHAKE_LIMIT);
-        if let (Some(cert), Some(key)) = (&tls.cert_file, &tls.key_file) {
-            config = config.identity(Identity::from_pem(read("cert_file", cert)?, read("key_file", key)?));
+        let own = tls.cert_file.as_ref().zip(tls.key_file.as_ref());
+        if let Some((cert, key)) = own {
+            config = config.identity(identity(cert, key)?);
         }
+        let tried = Endpoint::from_static("https://localhost").tls_config(config.clone());
+        tried.map_err(|error| match (innermost(&error), own) {
+            (cause, Some((cert, key))) => {
+                TlsError::Certificate { cert: cert.clone(), key: key.clone(), cause }
+            }
+            (cause, None) => TlsError::Unusable { cause },
+        })?;
         Ok(Self { tls: Some(config), keepalive })
     }
 
@@ -124,8 +138,21 @@ impl Dial {
     }
 }
 
-fn read(option: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
-    std::fs::read(path).map_err(|source| TlsError::File { option, path: path.to_owned(), source })
+/// What a file holds, and the word for it in PEM.
+type Holds = (&'static str, &'static str);
+const CERTIFICATE: Holds = ("certificate", "CERTIFICATE-----");
+const KEY: Holds = ("private key", "PRIVATE KEY-----");
+
+fn identity(cert: &Path, key: &Path) -> Result<Identity, TlsError> {
+    Ok(Identity::from_pem(read("cert_file", cert, CERTIFICATE)?, read("key_file", key, KEY)?))
+}
+
+/// A file in PEM. A file of something else would be taken for one without entries, and every connection would fail.
+fn read(option: &'static str, path: &Path, (holds, mark): Holds) -> Result<Vec<u8>, TlsError> {
+    let text =
+        std::fs::read(path).map_err(|source| TlsError::File { option, path: path.to_owned(), source })?;
+    let is_there = text.windows(mark.len()).any(|window| window == mark.as_bytes());
+    if is_there { Ok(text) } else { Err(TlsError::NotPem { option, path: path.to_owned(), holds }) }
 }
 
 /// The cause that says most: tonic's own texts are "transport error".
@@ -160,9 +187,35 @@ mod tests {
         let error = Dial::new(&tls, Keepalive::default()).unwrap_err().to_string();
         assert!(error.contains("ca_file names \"nowhere.pem\""), "{error}");
         let path = PathBuf::from(env!("CARGO_MANIFEST_PATH"));
-        let (cert_file, key_file) = (Some(path.clone()), Some(path));
+        let (cert_file, key_file) = (Some(path.clone()), Some(path.clone()));
         let tls = ServerTls { cert_file, key_file, client_ca_file: None };
-        let error = server(&tls, Keepalive::default()).unwrap_err();
-        assert!(matches!(error, TlsError::Certificate { .. }), "{error}");
+        let error = server(&tls, Keepalive::default()).unwrap_err().to_string();
+        assert!(error.starts_with("cert_file names") && error.contains("holds no certificate"), "{error}");
+        let tls = ClientTls { ca_file: Some(path), ..ClientTls::default() };
+        let error = Dial::new(&tls, Keepalive::default()).unwrap_err().to_string();
+        assert!(error.starts_with("ca_file names") && error.contains("holds no certificate"), "{error}");
+    }
+
+    #[test]
+    fn what_is_pem_and_still_no_pair_is_refused_before_the_first_connection() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            std::fs::write(folder.path().join(name), text).unwrap();
+            Some(folder.path().join(name))
+        };
+        let cert_file = write("cert.pem", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
+        let key_file = write("key.pem", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n");
+        let tls = ClientTls {
+            ca_file: cert_file.clone(),
+            cert_file: cert_file.clone(),
+            key_file: key_file.clone(),
+        };
+        let dial = Dial::new(&tls, Keepalive::default()).map(drop);
+        let tls = ServerTls { cert_file, key_file, client_ca_file: None };
+        let listen = server(&tls, Keepalive::default()).map(drop);
+        for refused in [dial, listen] {
+            let error = refused.unwrap_err().to_string();
+            assert!(error.contains("cert.pem") && error.contains("key.pem"), "{error}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use hawser_common::group::Owner;
+use hawser_common::hint::without_hint;
 use hawser_common::{Coded, ErrorCode, GroupId, SessionId, TenantId};
 use hawser_proto::{Fault, InvalidRequest};
 use thiserror::Error;
@@ -57,18 +58,26 @@ pub enum RouteError {
     Handle(#[from] InvalidHandle),
     #[error("the deadline passed before an answer")]
     Deadline,
-    #[error("group {group} owns the session and does not answer ({reason}); try again, its lease ends soon")]
+    #[error(
+        "group {group} owns the session and does not answer ({}); try again, its lease ends soon",
+        without_hint(reason)
+    )]
     OwnerSilent { group: GroupId, reason: String },
     #[error("the session's owner changed {redirects} times during this call; try again")]
     Unsettled { redirects: u32 },
-    #[error("the connection to group {group} broke ({reason}); whether the call took effect is not known")]
+    #[error(
+        "the connection to group {group} broke ({}); whether the call took effect is not known",
+        without_hint(reason)
+    )]
     Broken { group: GroupId, reason: String },
     #[error(
-        "the connection to group {group} broke ({reason}) and the turn may have run; resend the whole conversation"
+        "the connection to group {group} broke ({}) and the turn may have run; resend the whole conversation",
+        without_hint(reason)
     )]
     BrokenDelta { group: GroupId, reason: String },
     #[error(
-        "group {group} stopped in the middle of the turn after {frames} frames: {reason}; send the turn again"
+        "group {group} stopped in the middle of the turn after {frames} frames: {}; send the turn again",
+        without_hint(reason)
     )]
     CutShort { group: GroupId, frames: u64, reason: String },
     #[error("this router is shutting down; try again at another one")]
@@ -115,6 +124,26 @@ impl Coded for RouteError {
         match self {
             Self::Worker(fault) => fault.owner.as_ref(),
             _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hint_that_is_quoted_is_not_told_beside_the_own_one() {
+        let group = GroupId::parse("a").expect("a valid id");
+        let reason = || "the group failed during the turn (rank 1 is gone); try again".to_owned();
+        let silent = RouteError::OwnerSilent { group: group.clone(), reason: reason() };
+        let cut = RouteError::CutShort { group: group.clone(), frames: 3, reason: reason() };
+        let lost = RouteError::BrokenDelta { group, reason: reason() };
+        for (error, hint) in [(silent, "; try again"), (cut, "; send the turn"), (lost, "; resend the whole")]
+        {
+            let text = error.to_string();
+            assert!(text.contains("(rank 1 is gone)") && text.contains(hint), "{text}");
+            assert_eq!(text.matches(" again").count() + text.matches("resend").count(), 1, "{text}");
         }
     }
 }

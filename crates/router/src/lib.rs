@@ -4,8 +4,8 @@
 //! store told it, chooses a group where the store says nothing, and relays frames. It never reads tokens, holds no KV
 //! state, and records nothing about a session before the store says so.
 //!
-//! Decisions are in pure modules that take time as an argument ([`affinity`], [`fleet`], [`balance`], [`attempts`],
-//! [`quota`]); what waits and calls is in `place`, `relay` and `service`. Who calls is settled first, in [`auth`].
+//! Decisions are in pure modules that take time as an argument (`affinity`, `fleet`, `balance`, `attempts`,
+//! `quota`); what waits and calls is in `place`, `relay` and `service`. Who calls is settled first, in `auth`.
 
 pub(crate) mod admission;
 pub(crate) mod affinity;

@@ -11,7 +11,7 @@ use hawser_common::telemetry::{
     Counter, CounterBy, Histogram, LONG_S, Label as _, Level, LevelGuard, Meter, Metric, Outcome, SHORT_S,
     Span, SpanKind, Telemetry, TraceParent,
 };
-use hawser_common::{Coded, ErrorCode, SessionId, label};
+use hawser_common::{Coded, ErrorCode, SessionId, label, metrics};
 
 use crate::admission::Admission;
 use crate::error::RouteError;
@@ -27,74 +27,57 @@ label! {
     }
 }
 
-const TURNS: Metric =
-    Metric::counter("hawser.router.turns", "{turn}", "Turns by how they ended for the client.").by("outcome");
-const CALLS: Metric =
-    Metric::counter("hawser.router.calls", "{call}", "Calls other than turns by how they ended.")
-        .by("outcome");
-const TURN_TIME: Metric = Metric::histogram(
-    "hawser.router.turn_duration",
-    "s",
-    LONG_S,
-    "From a turn's arrival at the router to the end of its stream.",
-);
-const FIRST_FRAME: Metric = Metric::histogram(
-    "hawser.router.time_to_first_frame",
-    "s",
-    LONG_S,
-    "From a turn's arrival at the router to the worker's first frame.",
-);
-const ADDED: Metric = Metric::histogram(
-    "hawser.router.added_latency",
-    "s",
-    SHORT_S,
-    "What finding a group added to a call: all but the time in which groups were asked.",
-);
-const RETRIES: Metric =
-    Metric::counter("hawser.router.retries", "{try}", "Calls that were offered again, by why.").by("cause");
-const REDIRECTS: Metric = Metric::counter(
-    "hawser.router.redirects",
-    "{call}",
-    "Calls that a group passed on to the session's owner.",
-);
-const FRAMES: Metric = Metric::counter("hawser.router.frames", "{frame}", "Frames relayed to clients.");
-const OPEN: Metric =
-    Metric::gauge("hawser.router.open_streams", "{stream}", "Streams of turns that are open.");
-const IN_FLIGHT: Metric = Metric::gauge("hawser.router.in_flight", "{call}", "Calls in flight.");
-const SESSIONS: Metric =
-    Metric::gauge("hawser.router.sessions_known", "{session}", "Sessions whose owner is remembered.");
-const GROUPS: Metric = Metric::gauge("hawser.router.groups_known", "{group}", "Groups that are registered.");
-const LISTINGS: Metric = Metric::counter(
-    "hawser.router.watch_listings",
-    "{listing}",
-    "Snapshots of the store that were taken over: one at the start, each further one a re-listing.",
-);
-const BREAKS: Metric =
-    Metric::counter("hawser.router.watch_breaks", "{break}", "Times that the store could not be watched.");
-const AGE: Metric = Metric::gauge(
-    "hawser.router.watch_age",
-    "s",
-    "Time since the store was last heard; groups publish every ten seconds at least.",
-);
-
-/// Every metric of this crate.
-pub const METRICS: &[Metric] = &[
-    TURNS,
-    CALLS,
-    TURN_TIME,
-    FIRST_FRAME,
-    ADDED,
-    RETRIES,
-    REDIRECTS,
-    FRAMES,
-    OPEN,
-    IN_FLIGHT,
-    SESSIONS,
-    GROUPS,
-    LISTINGS,
-    BREAKS,
-    AGE,
-];
+metrics! {
+    TURNS =
+        Metric::counter("hawser.router.turns", "{turn}", "Turns by how they ended for the client.").by("outcome");
+    CALLS =
+        Metric::counter("hawser.router.calls", "{call}", "Calls other than turns by how they ended.")
+            .by("outcome");
+    TURN_TIME = Metric::histogram(
+        "hawser.router.turn_duration",
+        "s",
+        LONG_S,
+        "From a turn's arrival at the router to the end of its stream.",
+    );
+    FIRST_FRAME = Metric::histogram(
+        "hawser.router.time_to_first_frame",
+        "s",
+        LONG_S,
+        "From a turn's arrival at the router to the worker's first frame.",
+    );
+    ADDED = Metric::histogram(
+        "hawser.router.added_latency",
+        "s",
+        SHORT_S,
+        "What finding a group added to a call: all but the time in which groups were asked.",
+    );
+    RETRIES =
+        Metric::counter("hawser.router.retries", "{try}", "Calls that were offered again, by why.").by("cause");
+    REDIRECTS = Metric::counter(
+        "hawser.router.redirects",
+        "{call}",
+        "Calls that a group passed on to the session's owner.",
+    );
+    FRAMES = Metric::counter("hawser.router.frames", "{frame}", "Frames relayed to clients.");
+    OPEN =
+        Metric::gauge("hawser.router.open_streams", "{stream}", "Streams of turns that are open.");
+    IN_FLIGHT = Metric::gauge("hawser.router.in_flight", "{call}", "Calls in flight.");
+    SESSIONS =
+        Metric::gauge("hawser.router.sessions_known", "{session}", "Sessions whose owner is remembered.");
+    GROUPS = Metric::gauge("hawser.router.groups_known", "{group}", "Groups that are registered.");
+    LISTINGS = Metric::counter(
+        "hawser.router.watch_listings",
+        "{listing}",
+        "Snapshots of the store that were taken over: one at the start, each further one a re-listing.",
+    );
+    BREAKS =
+        Metric::counter("hawser.router.watch_breaks", "{break}", "Times that the store could not be watched.");
+    AGE = Metric::gauge(
+        "hawser.router.watch_age",
+        "s",
+        "Time since the store was last heard; groups publish every ten seconds at least.",
+    );
+}
 
 /// Instruments of a router. Clones share them: every turn takes one along.
 #[derive(Clone, Debug)]

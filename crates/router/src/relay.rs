@@ -10,6 +10,7 @@ use std::task::{Context, Poll, ready};
 
 use futures_util::Stream;
 use futures_util::future::BoxFuture;
+use hawser_common::hint::without_hint;
 use hawser_common::{ErrorCode, GroupId};
 use hawser_proto::fault::Origin;
 use hawser_proto::v1::generate_response::Frame;
@@ -155,10 +156,10 @@ impl Relay {
                 None => format!("group {} cannot go on with answers", part.group),
             },
             Err(RouteError::Deadline) => return Some(RouteError::Deadline),
-            Err(error) => error.to_string(),
+            Err(error) => without_hint(&error.to_string()).to_owned(),
         };
         warn!(%group, %reason, %why, "a turn could not go on elsewhere");
-        let reason = format!("{reason}, and the turn could not go on elsewhere ({why})");
+        let reason = format!("{}, and the turn could not go on elsewhere ({why})", without_hint(&reason));
         Some(RouteError::CutShort { group, frames: self.delivered.frames, reason })
     }
 }

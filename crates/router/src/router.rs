@@ -100,6 +100,15 @@ pub struct Network<I> {
 pub struct Router;
 
 impl Router {
+    /// Looks at the files that `options` name, as [`Router::start`] would, and starts nothing.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn check(options: &RouterOptions) -> Result<(), StartError> {
+        options.validate()?;
+        Edge::load(options).map(drop)
+    }
+
     /// Serves on `options.listen` from when this returns. The router follows `store`; `served`, if given, is served to
     /// workers on the same port. Needs a tokio runtime.
     ///

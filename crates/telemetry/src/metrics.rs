@@ -1,27 +1,26 @@
 //! What is measured of telemetry itself.
 
-use hawser_common::label;
 use hawser_common::telemetry::{Counter, CounterBy, Meter, Metric};
+use hawser_common::{label, metrics};
 
 label! {
     /// What was to be exported.
     pub(crate) enum Signal: "signal" { Traces = "traces", Metrics = "metrics" }
 }
 
-const DROPPED: Metric = Metric::counter(
-    "hawser.telemetry.spans_dropped",
-    "{span}",
-    "Spans that found the queue to the collector full.",
-);
-const FAILURES: Metric = Metric::counter(
-    "hawser.telemetry.export_failures",
-    "{export}",
-    "Messages that the collector did not take; what was in them is lost.",
-)
-.by("signal");
-
-/// Every metric of this crate.
-pub const METRICS: &[Metric] = &[DROPPED, FAILURES];
+metrics! {
+    DROPPED = Metric::counter(
+        "hawser.telemetry.spans_dropped",
+        "{span}",
+        "Spans that found the queue to the collector full.",
+    );
+    FAILURES = Metric::counter(
+        "hawser.telemetry.export_failures",
+        "{export}",
+        "Messages that the collector did not take; what was in them is lost.",
+    )
+    .by("signal");
+}
 
 #[derive(Clone, Debug)]
 pub(crate) struct ExportMetrics {

@@ -82,6 +82,18 @@ impl Coded for StartError {
 pub struct Worker;
 
 impl Worker {
+    /// Looks at everything that `options` name, as [`Worker::start`] would, and starts nothing: certificates, model,
+    /// tokenizer, sizes. No weights are read, and whether an address is free is not tried.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn check(options: &WorkerOptions) -> Result<(), StartError> {
+        options.validate()?;
+        transport::server(&options.tls, options.keepalive)?;
+        Dial::new(&options.peer_tls, options.keepalive).map_err(StartError::PeerTls)?;
+        Ok(load::check(options)?)
+    }
+
     /// Loads the model, registers the group in `store` and serves until [`WorkerHandle::shutdown`]. A group whose ranks are
     /// not all there is registered once they are ([`WorkerHandle::is_registered`]).
     ///

@@ -10,7 +10,7 @@ use hawser_common::telemetry::{
     Counter, CounterBy, Gauge, GaugeBy, Histogram, LONG_S, Label as _, Meter, Metric, Outcome, SHORT_S, Span,
     SpanKind, Telemetry, TraceParent,
 };
-use hawser_common::{ErrorCode, SessionId, label};
+use hawser_common::{ErrorCode, SessionId, label, metrics};
 
 use crate::turn::{Timeline, TurnEnd};
 
@@ -63,132 +63,104 @@ label! {
     }
 }
 
-const TURNS: Metric =
-    Metric::counter("hawser.worker.turns", "{turn}", "Turns by how they ended at the group.").by("outcome");
-const TURN_TIME: Metric = Metric::histogram(
-    "hawser.worker.turn_duration",
-    "s",
-    LONG_S,
-    "From a turn's arrival at the group to its last frame.",
-);
-const FIRST_TOKEN: Metric = Metric::histogram(
-    "hawser.worker.time_to_first_token",
-    "s",
-    LONG_S,
-    "From a turn's arrival at the group to its first token.",
-);
-const BETWEEN: Metric = Metric::histogram(
-    "hawser.worker.inter_token_latency",
-    "s",
-    SHORT_S,
-    "Between two tokens of one turn, pauses for slow readers included.",
-);
-const QUEUE_WAIT: Metric = Metric::histogram(
-    "hawser.worker.queue_wait",
-    "s",
-    LONG_S,
-    "From a turn's arrival in the scheduler to its admission.",
-);
-const PRUNE_TIME: Metric = Metric::histogram(
-    "hawser.worker.prune_duration",
-    "s",
-    SHORT_S,
-    "Time of one prune: scoring and evicting.",
-);
-const STEP_TIME: Metric =
-    Metric::histogram("hawser.worker.step_duration", "s", SHORT_S, "Time of one step of all ranks.");
-const STEP_ROWS: Metric = Metric::histogram(
-    "hawser.worker.step_rows",
-    "{row}",
-    &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0],
-    "Rows of one step.",
-);
-const RUNNING: Metric = Metric::gauge("hawser.worker.running", "{turn}", "Turns that run.");
-const QUEUED: Metric = Metric::gauge("hawser.worker.queued", "{turn}", "Turns that wait for admission.");
-const SESSIONS: Metric =
-    Metric::gauge("hawser.worker.idle_sessions", "{session}", "Sessions that keep rows between turns.");
-const SLOTS: Metric =
-    Metric::gauge("hawser.worker.slots", "{slot}", "Slots of KV rows, by what they are doing.").by("state");
-const RECLAIMED: Metric = Metric::gauge(
-    "hawser.worker.reclaimed_slots",
-    "{slot}",
-    "What the group's sessions would hold more if nothing of them had been pruned.",
-);
-const RESERVED: Metric = Metric::gauge(
-    "hawser.worker.reserved_slots",
-    "{slot}",
-    "What prompts of running and waiting requests have yet to take, as far as retention keeps them.",
-);
-const UP: Metric = Metric::gauge("hawser.worker.up", "", "1 while all ranks are there, else 0.");
-const PROMPT: Metric = Metric::counter(
-    "hawser.worker.prompt_tokens",
-    "{token}",
-    "Tokens of prompts, by where their rows came from: the hits of the prefix cache, and what missed it.",
-)
-.by("source");
-const GENERATED: Metric = Metric::counter("hawser.worker.generated_tokens", "{token}", "Tokens generated.");
-const EVICTED: Metric =
-    Metric::counter("hawser.worker.evicted_tokens", "{token}", "Positions that prunes evicted.");
-const FREED: Metric =
-    Metric::counter("hawser.worker.freed_slots", "{slot}", "Slots that prunes gave back to the pool.");
-const REVIVED: Metric =
-    Metric::counter("hawser.worker.revived_tokens", "{token}", "Positions that came back.");
-const REFILLED: Metric = Metric::counter(
-    "hawser.worker.refilled_tokens",
-    "{token}",
-    "Positions that came back and were computed again for it.",
-);
-const REFILL_ROWS: Metric = Metric::counter(
-    "hawser.worker.refill_rows",
-    "{token}",
-    "Tokens run again so that positions could come back, those that were only seen included.",
-);
-const ROWS_READ: Metric =
-    Metric::counter("hawser.worker.kv_rows_read", "{row}", "Positions whose rows decode steps read.");
-const ROWS_FULL: Metric = Metric::counter(
-    "hawser.worker.kv_rows_full",
-    "{row}",
-    "Positions that the same steps would have read with nothing evicted.",
-);
-const MOVED: Metric = Metric::counter(
-    "hawser.worker.moved_sessions",
-    "{session}",
-    "Sessions handed over to or from another group.",
-)
-.by("direction");
-const MOVES: Metric =
-    Metric::counter("hawser.worker.moves", "{move}", "Moves of sessions that began here, by how they ended.")
-        .by("outcome");
-
-/// Every metric of this crate.
-pub const METRICS: &[Metric] = &[
-    TURNS,
-    TURN_TIME,
-    FIRST_TOKEN,
-    BETWEEN,
-    QUEUE_WAIT,
-    PRUNE_TIME,
-    STEP_TIME,
-    STEP_ROWS,
-    RUNNING,
-    QUEUED,
-    SESSIONS,
-    SLOTS,
-    RECLAIMED,
-    RESERVED,
-    UP,
-    PROMPT,
-    GENERATED,
-    EVICTED,
-    FREED,
-    REVIVED,
-    REFILLED,
-    REFILL_ROWS,
-    ROWS_READ,
-    ROWS_FULL,
-    MOVED,
-    MOVES,
-];
+metrics! {
+    TURNS =
+        Metric::counter("hawser.worker.turns", "{turn}", "Turns by how they ended at the group.").by("outcome");
+    TURN_TIME = Metric::histogram(
+        "hawser.worker.turn_duration",
+        "s",
+        LONG_S,
+        "From a turn's arrival at the group to its last frame.",
+    );
+    FIRST_TOKEN = Metric::histogram(
+        "hawser.worker.time_to_first_token",
+        "s",
+        LONG_S,
+        "From a turn's arrival at the group to its first token.",
+    );
+    BETWEEN = Metric::histogram(
+        "hawser.worker.inter_token_latency",
+        "s",
+        SHORT_S,
+        "Between two tokens of one turn, pauses for slow readers included.",
+    );
+    QUEUE_WAIT = Metric::histogram(
+        "hawser.worker.queue_wait",
+        "s",
+        LONG_S,
+        "From a turn's arrival in the scheduler to its admission.",
+    );
+    PRUNE_TIME = Metric::histogram(
+        "hawser.worker.prune_duration",
+        "s",
+        SHORT_S,
+        "Time of one prune: scoring and evicting.",
+    );
+    STEP_TIME =
+        Metric::histogram("hawser.worker.step_duration", "s", SHORT_S, "Time of one step of all ranks.");
+    STEP_ROWS = Metric::histogram(
+        "hawser.worker.step_rows",
+        "{row}",
+        &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0],
+        "Rows of one step.",
+    );
+    RUNNING = Metric::gauge("hawser.worker.running", "{turn}", "Turns that run.");
+    QUEUED = Metric::gauge("hawser.worker.queued", "{turn}", "Turns that wait for admission.");
+    SESSIONS =
+        Metric::gauge("hawser.worker.idle_sessions", "{session}", "Sessions that keep rows between turns.");
+    SLOTS =
+        Metric::gauge("hawser.worker.slots", "{slot}", "Slots of KV rows, by what they are doing.").by("state");
+    RECLAIMED = Metric::gauge(
+        "hawser.worker.reclaimed_slots",
+        "{slot}",
+        "What the group's sessions would hold more if nothing of them had been pruned.",
+    );
+    RESERVED = Metric::gauge(
+        "hawser.worker.reserved_slots",
+        "{slot}",
+        "What prompts of running and waiting requests have yet to take, as far as retention keeps them.",
+    );
+    UP = Metric::gauge("hawser.worker.up", "", "1 while all ranks are there, else 0.");
+    PROMPT = Metric::counter(
+        "hawser.worker.prompt_tokens",
+        "{token}",
+        "Tokens of prompts, by where their rows came from: the hits of the prefix cache, and what missed it.",
+    )
+    .by("source");
+    GENERATED = Metric::counter("hawser.worker.generated_tokens", "{token}", "Tokens generated.");
+    EVICTED =
+        Metric::counter("hawser.worker.evicted_tokens", "{token}", "Positions that prunes evicted.");
+    FREED =
+        Metric::counter("hawser.worker.freed_slots", "{slot}", "Slots that prunes gave back to the pool.");
+    REVIVED =
+        Metric::counter("hawser.worker.revived_tokens", "{token}", "Positions that came back.");
+    REFILLED = Metric::counter(
+        "hawser.worker.refilled_tokens",
+        "{token}",
+        "Positions that came back and were computed again for it.",
+    );
+    REFILL_ROWS = Metric::counter(
+        "hawser.worker.refill_rows",
+        "{token}",
+        "Tokens run again so that positions could come back, those that were only seen included.",
+    );
+    ROWS_READ =
+        Metric::counter("hawser.worker.kv_rows_read", "{row}", "Positions whose rows decode steps read.");
+    ROWS_FULL = Metric::counter(
+        "hawser.worker.kv_rows_full",
+        "{row}",
+        "Positions that the same steps would have read with nothing evicted.",
+    );
+    MOVED = Metric::counter(
+        "hawser.worker.moved_sessions",
+        "{session}",
+        "Sessions handed over to or from another group.",
+    )
+    .by("direction");
+    MOVES =
+        Metric::counter("hawser.worker.moves", "{move}", "Moves of sessions that began here, by how they ended.")
+            .by("outcome");
+}
 
 /// Instruments of a group. Cheap to clone; the default ones do nothing.
 #[derive(Clone, Debug)]

@@ -212,6 +212,10 @@ pub enum InvalidOptions {
     RankTls(InvalidTls),
     #[error("rank_tls does not encrypt what NCCL sends; choose collective = \"tcp\", or do without rank_tls")]
     RankTlsOverNccl,
+    #[error("rendezvous is {found:?}; expected is host:port, such as leader:7100")]
+    Rendezvous { found: String },
+    #[error("advertise is {found:?}; expected is a URI, such as http://host:7071")]
+    Advertise { found: String },
     #[error("{key} is {found}; allowed is {allowed}")]
     Value { key: &'static str, found: u64, allowed: &'static str },
     #[error("simulated.time_scale is {found}; allowed is 0 to 1000")]
@@ -250,6 +254,12 @@ impl WorkerOptions {
         check("tp", self.tp.max(self.world), one_rank, "1 with the simulated engine, as is world")?;
         let meets = self.world == 1 || !self.rendezvous.is_empty();
         check("world", self.world, meets, "1, or more with worker.rendezvous set")?;
+        if !self.rendezvous.is_empty() && !is_place(&self.rendezvous) {
+            return Err(InvalidOptions::Rendezvous { found: self.rendezvous.clone() });
+        }
+        if !self.advertise.is_empty() && !is_uri(&self.advertise) {
+            return Err(InvalidOptions::Advertise { found: self.advertise.clone() });
+        }
         let joins = self.collective != CollectiveKind::Nccl || self.world > 1;
         check("world", self.world, joins, "2 or more where worker.collective is nccl")?;
         check("gpu", self.gpu, self.gpu < 1_024, "0 to 1023")?;
@@ -285,9 +295,42 @@ impl WorkerOptions {
     }
 }
 
+/// A host and a port.
+fn is_place(text: &str) -> bool {
+    let port = |port: &str| port.parse::<u16>().is_ok();
+    text.rsplit_once(':').is_some_and(|(host, rest)| !host.is_empty() && !host.contains('/') && port(rest))
+}
+
+fn is_uri(text: &str) -> bool {
+    let host = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
+    host.is_some_and(|host| !host.is_empty() && !host.starts_with(['/', ':']))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_that_cannot_be_any_are_named_before_a_model_is_looked_for() {
+        let of = |rendezvous: &str, advertise: &str| {
+            let (rendezvous, advertise) = (rendezvous.to_owned(), advertise.to_owned());
+            let model = "m.gguf".into();
+            WorkerOptions { model, world: 2, rendezvous, advertise, ..WorkerOptions::default() }.validate()
+        };
+        for (rendezvous, advertise) in
+            [("leader:7100", ""), ("[::1]:0", "https://h:1"), ("10.0.0.1:1", "http://h")]
+        {
+            assert_eq!(of(rendezvous, advertise), Ok(()), "{rendezvous} {advertise}");
+        }
+        for wrong in ["leader", ":7100", "leader:", "leader:70000", "http://leader:7100"] {
+            let found = wrong.to_owned();
+            assert_eq!(of(wrong, ""), Err(InvalidOptions::Rendezvous { found }));
+        }
+        for wrong in ["host:7071", "http://", "grpc://h:1", "http://:1"] {
+            let found = wrong.to_owned();
+            assert_eq!(of("leader:1", wrong), Err(InvalidOptions::Advertise { found }));
+        }
+    }
 
     #[test]
     fn certificates_between_ranks_are_whole_and_never_over_nccl() {

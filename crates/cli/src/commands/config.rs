@@ -1,8 +1,9 @@
-//! `hawser config`: what is in effect.
+//! `hawser config`: what is in effect, and whether it could be served with.
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 
 use crate::args::Global;
+use crate::checks::unusable;
 use crate::config::{Config, Overrides};
 use crate::console;
 
@@ -12,7 +13,7 @@ Examples:
   HAWSER_WORKER__THREADS=2 hawser config           with what the environment sets
   hawser config --config hawser.toml --set groups=2";
 
-/// Print the configuration in effect as TOML, and whether a server would start with it.
+/// Print the configuration in effect as TOML, and whether a server would start with it: values, files and addresses.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {}
@@ -22,5 +23,13 @@ pub fn run(global: &Global, _options: &Options) -> anyhow::Result<()> {
     let text = toml::to_string(&config).context("cannot write the configuration as TOML")?;
     console::line(text.trim_end());
     // Shown first: what is wrong can be seen in it.
-    Ok(config.validate()?)
+    config.validate()?;
+    let unusable = unusable(&config, &global.model_dir);
+    for error in &unusable {
+        console::error(format!("error: {error}"));
+    }
+    match unusable.len() as u64 {
+        0 => Ok(()),
+        found => bail!("{} in what the configuration names", console::counted(found, "fault")),
+    }
 }

@@ -45,11 +45,13 @@ impl SamplingOptions {
     }
 }
 
-/// A turn that ended well, with the first token's time as this side saw it.
+/// A turn that ended well, with its times as this side saw them.
 #[derive(Clone, Debug)]
 pub struct Spoken {
     pub outcome: Outcome,
     pub first_token: Duration,
+    /// From the first token to the last.
+    pub answering: Duration,
 }
 
 /// Runs a turn to its end; `show` gets each piece of text. `began` is when the turn was sent.
@@ -59,19 +61,20 @@ pub async fn speak(
     began: Tick,
     mut show: impl FnMut(&str),
 ) -> Result<Spoken, ClientError> {
-    let (mut placed, mut text, mut first) = (None, String::new(), None);
+    let (mut placed, mut text, mut first, mut answering) = (None, String::new(), None, Duration::ZERO);
     while let Some(event) = turn.next().await? {
         match event {
             TurnEvent::Placed(found) => placed = Some(found),
             TurnEvent::Tokens(tokens) => {
-                first.get_or_insert_with(|| clock.now().since(began));
+                let now = clock.now();
+                answering = now.since(*first.get_or_insert(now));
                 show(&tokens.text);
                 text.push_str(&tokens.text);
             }
             TurnEvent::Finished(report) => {
-                let first_token = first.unwrap_or_else(|| clock.now().since(began));
+                let first_token = first.unwrap_or_else(|| clock.now()).since(began);
                 let placed = placed.ok_or(ClientError::Protocol { what: "a turn without placement" })?;
-                return Ok(Spoken { outcome: Outcome { placed, text, report }, first_token });
+                return Ok(Spoken { outcome: Outcome { placed, text, report }, first_token, answering });
             }
         }
     }
@@ -79,7 +82,7 @@ pub async fn speak(
 }
 
 impl Spoken {
-    /// Owner, tokens, times; and why it ended where that is not the model's own choice.
+    /// Where it ran, tokens, times; and why it ended where that is not the model's own choice.
     pub fn summary(&self) -> String {
         let TurnReport { usage, reason, .. } = &self.outcome.report;
         let ended = match reason {
@@ -89,7 +92,7 @@ impl Spoken {
         };
         format!(
             "{} · prompt {} = {} reused{} + {} prefilled{} · {} generated · first token {} · {:.0} tok/s{ended}",
-            self.outcome.placed.group,
+            self.route(),
             count(usage.prompt_tokens.into()),
             count(usage.reused_tokens.into()),
             some(" (", usage.dead_tokens, " dead)"),
@@ -97,8 +100,30 @@ impl Spoken {
             some(" · ", usage.evicted_tokens, " evicted"),
             count(usage.generated_tokens.into()),
             time(self.first_token),
-            self.outcome.report.decode_rate(),
+            self.rate(),
         )
+    }
+
+    /// The group, and those that went on after it was lost.
+    fn route(&self) -> String {
+        let went_on = self.outcome.report.continued.iter().map(|next| {
+            let before = counted(next.after_tokens.into(), "token");
+            format!(", continued on {} after {before}", next.group)
+        });
+        std::iter::once(self.outcome.placed.group.clone()).chain(went_on).collect()
+    }
+
+    /// Tokens per second. Where the turn went on elsewhere, of the whole answer and with the wait in it: no group knows
+    /// that.
+    fn rate(&self) -> f64 {
+        let report = &self.outcome.report;
+        if report.continued.is_empty() {
+            return report.decode_rate();
+        }
+        match self.answering.as_secs_f64() {
+            0.0 => 0.0,
+            seconds => f64::from(report.usage.generated_tokens.saturating_sub(1)) / seconds,
+        }
     }
 }
 
@@ -138,7 +163,7 @@ impl Totals {
 
 #[cfg(test)]
 mod tests {
-    use hawser_client::Placed;
+    use hawser_client::{Continued, Placed};
 
     use super::*;
 
@@ -146,9 +171,10 @@ mod tests {
         let placed = Placed { group: "a".into(), epoch: 1, model: "tiny".into(), resent: false };
         let reason = wire::FinishReason::Stop;
         let timings = wire::Timings::default();
-        let report = TurnReport { reason, stop: None, usage, timings, seed: 1, turn: 2 };
-        let first_token = Duration::from_millis(5);
-        Spoken { outcome: Outcome { placed, text: String::new(), report }, first_token }
+        let report =
+            TurnReport { reason, stop: None, usage, timings, continued: Vec::new(), seed: 1, turn: 2 };
+        let (first_token, answering) = (Duration::from_millis(5), Duration::from_secs(10));
+        Spoken { outcome: Outcome { placed, text: String::new(), report }, first_token, answering }
     }
 
     #[test]
@@ -167,6 +193,20 @@ mod tests {
         let shown = spoken(pruned).summary();
         let start = "a · prompt 2,100 = 2,000 reused (1,500 dead) + 100 prefilled · 60 evicted · 8 generated";
         assert!(shown.starts_with(start), "{shown}");
+    }
+
+    #[test]
+    fn a_turn_that_went_on_elsewhere_says_so_and_counts_its_whole_answer_and_the_wait() {
+        let mut turn = spoken(wire::Usage { generated_tokens: 101, ..Default::default() });
+        turn.outcome.report.timings.decode_us = 100_000;
+        let continued = |group: &str, after_tokens| Continued { group: group.into(), epoch: 2, after_tokens };
+        turn.outcome.report.continued = vec![continued("b", 1), continued("c", 90)];
+        let shown = turn.summary();
+        let start = "a, continued on b after 1 token, continued on c after 90 tokens · prompt";
+        assert!(shown.starts_with(start), "{shown}");
+        assert!(shown.contains(" · 101 generated · ") && shown.ends_with(" · 10 tok/s"), "{shown}");
+        turn.answering = Duration::ZERO;
+        assert!(turn.summary().ends_with(" · 0 tok/s"));
     }
 
     #[test]

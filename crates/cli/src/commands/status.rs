@@ -26,7 +26,8 @@ Slots hold the KV rows of one token each. FREE are on the free list; IDLE are he
 some that went elsewhere while the group had lost its lease, and may be taken; SESSIONS are those that it has a claim for;
 PRUNED are those that sessions would hold more if nothing of them had been pruned.
 Groups of several ranks are shown rank by rank: up, slow (others wait for it), missing (it has not joined) or gone.
-A group that has left the cluster stays listed for ten minutes.";
+A group that has left the cluster stays listed for ten minutes. One that is registered and does not answer is named below
+the tables: its sessions are not among those listed.";
 
 /// Leaders asked at the same time.
 const FAN_OUT: usize = 16;
@@ -53,8 +54,16 @@ struct Status {
     /// Not set where the API key is not an operator's.
     groups: Option<Vec<Group>>,
     sessions: Vec<Session>,
-    /// There are more sessions than these.
+    /// There are more sessions than these, or a group did not list its own.
     sessions_truncated: bool,
+    /// Groups that are registered and did not answer.
+    silent: Vec<Silent>,
+}
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+struct Silent {
+    group: String,
+    reason: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -92,58 +101,88 @@ struct Session {
 
 pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     let client = super::connect(global, options.server.as_deref()).await?;
-    let groups = match client.list_groups_and_departed().await {
-        Ok(groups) => {
-            let states = states(&client, &groups).await;
-            Some(groups.into_iter().zip(states).map(|(wire, state)| group(wire, state)).collect())
-        }
+    let described = match client.list_groups_and_departed().await {
+        Ok(groups) => Some(described(&client, groups).await),
         Err(error) if error.code() == ErrorCode::Forbidden => None,
         Err(error) => return Err(error.into()),
     };
-    let sessions = client.list_sessions(options.sessions.max(1)).await?;
-    let status = Status {
-        groups,
-        sessions: sessions.sessions.into_iter().map(session).collect(),
-        sessions_truncated: sessions.truncated,
-    };
+    let limit = options.sessions.max(1);
+    let status = status(described, client.list_sessions(limit).await?);
     if options.json {
         line(serde_json::to_string_pretty(&status)?);
     } else {
-        line(text(&status));
+        line(text(&status, limit));
     }
     Ok(())
 }
 
-/// What each group's leader says of its ranks.
-async fn states(client: &Client, groups: &[wire::Group]) -> Vec<Option<State>> {
-    let ask = |group: &wire::Group| {
-        let (client, id) = (client.clone(), group.id.clone());
-        async move { client.describe_group(&id).await.ok().and_then(|described| described.state).map(State::of) }
+/// The groups, and what each one's leader says of its ranks. Those beyond the first few hundred are not asked.
+async fn described(client: &Client, groups: Vec<wire::Group>) -> Vec<wire::DescribeGroupResponse> {
+    let ask = |(at, group): (usize, wire::Group)| {
+        let client = client.clone();
+        async move {
+            let asked = if at < MAX_ASKED { client.describe_group(&group.id).await.ok() } else { None };
+            let described = asked.unwrap_or_default();
+            wire::DescribeGroupResponse { group: Some(group), ..described }
+        }
     };
-    let asked: Vec<_> = groups.iter().take(MAX_ASKED).map(ask).collect();
-    let mut states: Vec<_> = stream::iter(asked).buffered(FAN_OUT).collect().await;
-    states.resize_with(groups.len(), || None);
-    states
+    let asked: Vec<_> = groups.into_iter().enumerate().map(ask).collect();
+    stream::iter(asked).buffered(FAN_OUT).collect().await
+}
+
+/// What the router said, in one: a group that did not answer is told once, whoever noticed it.
+fn status(described: Option<Vec<wire::DescribeGroupResponse>>, listed: wire::ListSessionsResponse) -> Status {
+    let mut silent: Vec<Silent> = described
+        .iter()
+        .flatten()
+        .filter(|described| !described.silence.is_empty())
+        .filter_map(|described| Some((described.group.as_ref()?, &described.silence)))
+        .filter(|(group, _)| !group.departed)
+        .map(|(group, reason)| Silent { group: group.id.clone(), reason: reason.clone() })
+        .chain(listed.silent.into_iter().map(|wire| Silent { group: wire.group, reason: wire.reason }))
+        .collect();
+    silent.sort();
+    silent.dedup_by(|next, kept| next.group == kept.group);
+    let of_group = |described: wire::DescribeGroupResponse| {
+        group(described.group.unwrap_or_default(), described.state.map(State::of))
+    };
+    Status {
+        groups: described.map(|groups| groups.into_iter().map(of_group).collect()),
+        sessions: listed.sessions.into_iter().map(session).collect(),
+        sessions_truncated: listed.truncated,
+        silent,
+    }
 }
 
 fn group(wire: wire::Group, state: Option<State>) -> Group {
-    let capacity = wire.capacity.unwrap_or_default();
+    // Without `..`: a field that is forgotten does not compile.
+    let wire::Group { id, model, address, tp: _, epoch, capacity, draining, departed } = wire;
+    let wire::Capacity {
+        slots_total,
+        slots_free,
+        slots_idle,
+        slots_reclaimed,
+        slots_reserved,
+        sessions,
+        running,
+        queued,
+    } = capacity.unwrap_or_default();
     Group {
-        id: wire.id,
-        model: wire.model,
-        address: wire.address,
-        epoch: wire.epoch,
-        draining: wire.draining,
-        departed: wire.departed,
+        id,
+        model,
+        address,
+        epoch,
+        draining,
+        departed,
         state,
-        slots_total: capacity.slots_total,
-        slots_free: capacity.slots_free,
-        slots_idle: capacity.slots_idle,
-        slots_reclaimed: capacity.slots_reclaimed,
-        slots_reserved: capacity.slots_reserved,
-        sessions: capacity.sessions,
-        running: capacity.running,
-        queued: capacity.queued,
+        slots_total,
+        slots_free,
+        slots_idle,
+        slots_reclaimed,
+        slots_reserved,
+        sessions,
+        running,
+        queued,
     }
 }
 
@@ -160,8 +199,8 @@ fn session(wire: wire::SessionInfo) -> Session {
     }
 }
 
-fn text(status: &Status) -> String {
-    let sessions = sessions_text(status);
+fn text(status: &Status, limit: u32) -> String {
+    let sessions = sessions_text(status, limit);
     match &status.groups {
         Some(groups) if groups.is_empty() => {
             "no worker group is registered; start one with: hawser worker --router URI --group NAME"
@@ -214,7 +253,7 @@ fn groups_text(shown: &[Group]) -> Table {
     groups
 }
 
-fn sessions_text(status: &Status) -> String {
+fn sessions_text(status: &Status, limit: u32) -> String {
     let (left, right) = (Align::Left, Align::Right);
     let mut sessions = Table::new(&[
         ("SESSION", left),
@@ -235,9 +274,16 @@ fn sessions_text(status: &Status) -> String {
             if session.busy { "busy".to_owned() } else { idle() },
         ]);
     }
-    let more = if status.sessions_truncated { "\n(there are more; see --sessions)" } else { "" };
-    let sessions = if status.sessions.is_empty() { "no sessions".to_owned() } else { sessions.to_string() };
-    format!("{sessions}{more}")
+    let shown = status.sessions.len();
+    let sessions = if shown == 0 { "no sessions".to_owned() } else { sessions.to_string() };
+    // Fewer than were asked for are all that those who answered have.
+    let is_full = shown >= usize::try_from(limit).unwrap_or(usize::MAX);
+    let has_more = status.sessions_truncated && (is_full || status.silent.is_empty());
+    let more = if has_more { "\n(there are more; see --sessions)" } else { "" };
+    let silent = status.silent.iter().map(|Silent { group, reason }| {
+        format!("\ngroup {group} does not answer ({reason}): its sessions are not listed")
+    });
+    format!("{sessions}{more}{}", silent.collect::<String>())
 }
 
 #[cfg(test)]
@@ -260,18 +306,54 @@ mod tests {
             groups: Some(vec![group(wire_group, None)]),
             sessions: vec![session(wire_session)],
             sessions_truncated: true,
+            silent: Vec::new(),
         };
-        let shown = text(&status);
+        let shown = text(&status, 1);
         for part in ["40,000", "39,000", "serving", "s-1", "1,000", "idle 1.50 s", "there are more"] {
             assert!(shown.contains(part), "{part:?} is not in\n{shown}");
         }
-        let empty = Status { groups: Some(vec![]), sessions: vec![], sessions_truncated: false };
-        assert!(text(&empty).contains("hawser worker"));
+        let empty =
+            Status { groups: Some(vec![]), sessions: vec![], sessions_truncated: false, silent: vec![] };
+        assert!(text(&empty, 1).contains("hawser worker"));
         let of_tenant = Status { groups: None, ..status };
-        let shown = text(&of_tenant);
+        let shown = text(&of_tenant, 1);
         assert!(
             shown.contains("s-1") && shown.contains("operators") && !shown.contains("serving"),
             "{shown}"
+        );
+    }
+
+    #[test]
+    fn a_group_that_does_not_answer_is_named_once_and_is_not_taken_for_more_sessions() {
+        let described = |id: &str, departed, silence: &str| wire::DescribeGroupResponse {
+            group: Some(wire::Group { id: id.into(), departed, ..Default::default() }),
+            state: None,
+            silence: silence.into(),
+        };
+        let groups = || {
+            vec![
+                described("a", false, ""),
+                described("b", false, "it hangs"),
+                described("gone", true, "refused"),
+            ]
+        };
+        let silent = |group: &str| wire::SilentGroup { group: group.into(), reason: "it hangs".into() };
+        let listed = || wire::ListSessionsResponse {
+            sessions: vec![wire::SessionInfo::default()],
+            truncated: true,
+            silent: vec![silent("b")],
+        };
+        let told = "group b does not answer (it hangs): its sessions are not listed";
+        for (groups, limit, more) in [(Some(groups()), 50, false), (None, 50, false), (None, 1, true)] {
+            let shown = text(&status(groups, listed()), limit);
+            assert_eq!(shown.matches("does not answer").count(), 1, "{shown}");
+            assert!(shown.contains(told), "{shown}");
+            assert_eq!(shown.contains("there are more"), more, "{shown}");
+        }
+        let late = wire::ListSessionsResponse::default();
+        assert!(
+            text(&status(Some(groups()), late), 50).contains(told),
+            "one that is silent only to its ranks"
         );
     }
 }

@@ -89,6 +89,17 @@ impl Metric {
     }
 }
 
+/// Declares a crate's metrics: a constant for each, and `METRICS`, the list of them. None can be made and not listed.
+#[macro_export]
+macro_rules! metrics {
+    ($($name:ident = $metric:expr;)+) => {
+        $(const $name: $crate::telemetry::Metric = $metric;)+
+
+        /// Every metric of this crate.
+        pub const METRICS: &[$crate::telemetry::Metric] = &[$($name),+];
+    };
+}
+
 /// Makes instruments. One that is off makes instruments that do nothing.
 #[derive(Clone)]
 pub struct Meter {

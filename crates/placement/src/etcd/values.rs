@@ -100,33 +100,55 @@ pub(super) fn read_group(id: GroupId, epoch: Epoch, bytes: &[u8]) -> Result<Grou
 }
 
 pub(super) fn write_capacity(capacity: &Capacity, draining: bool) -> Vec<u8> {
+    // Without `..`, here and below: a field that is forgotten does not compile.
+    let &Capacity {
+        slots_total,
+        slots_free,
+        slots_idle,
+        slots_reclaimed,
+        slots_reserved,
+        sessions,
+        running,
+        queued,
+    } = capacity;
     write(&CapacityValue {
         v: V1,
-        slots_total: capacity.slots_total,
-        slots_free: capacity.slots_free,
-        slots_idle: capacity.slots_idle,
-        slots_reclaimed: capacity.slots_reclaimed,
-        slots_reserved: capacity.slots_reserved,
-        sessions: capacity.sessions,
-        running: capacity.running,
-        queued: capacity.queued,
+        slots_total,
+        slots_free,
+        slots_idle,
+        slots_reclaimed,
+        slots_reserved,
+        sessions,
+        running,
+        queued,
         draining,
     })
 }
 
 pub(super) fn read_capacity(bytes: &[u8]) -> Result<(Capacity, bool), InvalidValue> {
-    let value: CapacityValue = read(bytes)?;
+    let CapacityValue {
+        v: V1,
+        slots_total,
+        slots_free,
+        slots_idle,
+        slots_reclaimed,
+        slots_reserved,
+        sessions,
+        running,
+        queued,
+        draining,
+    } = read(bytes)?;
     let capacity = Capacity {
-        slots_total: value.slots_total,
-        slots_free: value.slots_free,
-        slots_idle: value.slots_idle,
-        slots_reclaimed: value.slots_reclaimed,
-        slots_reserved: value.slots_reserved,
-        sessions: value.sessions,
-        running: value.running,
-        queued: value.queued,
+        slots_total,
+        slots_free,
+        slots_idle,
+        slots_reclaimed,
+        slots_reserved,
+        sessions,
+        running,
+        queued,
     };
-    Ok((capacity, value.draining))
+    Ok((capacity, draining))
 }
 
 pub(super) fn write_owner(owner: &Owner) -> Vec<u8> {

@@ -267,8 +267,9 @@ impl Keeper {
                 Ok(())
             }
             Err(error) => {
-                let revoked = self.call(self.store.revoke(lease.id)).await;
-                tracing::debug!(group = %self.record.id, ?revoked, "gave the unused lease back");
+                // One that cannot be given back ends by itself.
+                let is_revoked = self.call(self.store.revoke(lease.id)).await.is_ok();
+                tracing::debug!(group = %self.record.id, is_revoked, "gave the unused lease back");
                 Err(error)
             }
         }

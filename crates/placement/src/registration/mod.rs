@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use hawser_common::clock::{Clock, Tick};
 use hawser_common::group::{Capacity, GroupRecord, Owner};
+use hawser_common::hint::without_hint;
 use hawser_common::tasks::Tasks;
 use hawser_common::{Coded, Epoch, ErrorCode, GroupId, SessionKey};
 use thiserror::Error;
@@ -62,7 +63,7 @@ pub(crate) struct Held {
 pub enum ClaimError {
     #[error("the session is owned by group {} (epoch {})", .0.group, .0.epoch)]
     Owned(Owner),
-    #[error("the session cannot be claimed now: {reason}; try again")]
+    #[error("the session cannot be claimed now: {}; try again", without_hint(reason))]
     Unavailable { reason: String },
     #[error("{reason}")]
     Exhausted { reason: String },

@@ -12,16 +12,26 @@ const MAX_ADDRESS_BYTES: usize = 1024;
 /// What a group has left; absent means nothing known.
 #[must_use]
 pub fn capacity(wire: Option<&v1::Capacity>) -> Capacity {
-    let wire = wire.copied().unwrap_or_default();
+    // Without `..`, here and below: a field that is forgotten does not compile.
+    let v1::Capacity {
+        slots_total,
+        slots_free,
+        slots_idle,
+        slots_reclaimed,
+        slots_reserved,
+        sessions,
+        running,
+        queued,
+    } = wire.copied().unwrap_or_default();
     Capacity {
-        slots_total: wire.slots_total,
-        slots_free: wire.slots_free,
-        slots_idle: wire.slots_idle,
-        slots_reclaimed: wire.slots_reclaimed,
-        slots_reserved: wire.slots_reserved,
-        sessions: wire.sessions,
-        running: wire.running,
-        queued: wire.queued,
+        slots_total,
+        slots_free,
+        slots_idle,
+        slots_reclaimed,
+        slots_reserved,
+        sessions,
+        running,
+        queued,
     }
 }
 
@@ -60,15 +70,25 @@ pub fn owner(wire: Option<&v1::Owner>) -> Result<Owner, InvalidRequest> {
 
 impl From<Capacity> for v1::Capacity {
     fn from(capacity: Capacity) -> Self {
+        let Capacity {
+            slots_total,
+            slots_free,
+            slots_idle,
+            slots_reclaimed,
+            slots_reserved,
+            sessions,
+            running,
+            queued,
+        } = capacity;
         Self {
-            slots_total: capacity.slots_total,
-            slots_free: capacity.slots_free,
-            slots_idle: capacity.slots_idle,
-            slots_reclaimed: capacity.slots_reclaimed,
-            slots_reserved: capacity.slots_reserved,
-            sessions: capacity.sessions,
-            running: capacity.running,
-            queued: capacity.queued,
+            slots_total,
+            slots_free,
+            slots_idle,
+            slots_reclaimed,
+            slots_reserved,
+            sessions,
+            running,
+            queued,
         }
     }
 }

@@ -1,17 +1,12 @@
 //! Groups, for operators: those that are registered, those that left a while ago, and how their ranks are.
 
-use std::time::Duration;
-
 use hawser_common::group::GroupRecord;
-use hawser_proto::v1;
+use hawser_proto::{fault, v1};
 use tonic::{Request, Response};
 use tracing::debug;
 
-use super::HawserService;
+use super::{HawserService, LATE, PATIENCE, silence};
 use crate::error::RouteError;
-
-/// A leader that has not answered by then is shown without its ranks.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 impl HawserService {
     pub(super) fn groups(&self, request: &v1::ListGroupsRequest) -> v1::ListGroupsResponse {
@@ -39,20 +34,19 @@ impl HawserService {
         };
         let ask = async {
             let message = self.wire(v1::DescribeRanksRequest {}, deadline);
-            let mut leader = self.upstream.client(&group.address).map_err(|fault| fault.message)?;
-            let answer =
-                leader.describe_ranks(message).await.map_err(|status| status.message().to_owned())?;
+            let mut leader = self.upstream.client(&group.address).map_err(silence)?;
+            let answer = leader.describe_ranks(message).await.map_err(|status| silence(fault(&status)))?;
             Ok::<_, String>(Response::into_inner(answer).state)
         };
-        let state = match deadline.bound(&self.placer.clock, ask).await {
-            Some(Ok(state)) => state,
-            Some(Err(reason)) => {
+        let answer = deadline.bound(&self.placer.clock, ask).await.unwrap_or_else(|| Err(LATE.to_owned()));
+        let (state, silence) = match answer {
+            Ok(state) => (state, String::new()),
+            Err(reason) => {
                 debug!(group = %group.id, %reason, "the leader did not describe its ranks");
-                None
+                (None, reason)
             }
-            None => None,
         };
-        Ok(v1::DescribeGroupResponse { group: Some(group), state })
+        Ok(v1::DescribeGroupResponse { group: Some(group), state, silence })
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hawser_common::telemetry::Telemetry;
-use hawser_common::{Coded as _, SessionKey, TenantId};
+use hawser_common::{Coded as _, ErrorCode, SessionKey, TenantId};
 use hawser_proto::v1::hawser_server::Hawser;
 use hawser_proto::v1::worker_client::WorkerClient;
 use hawser_proto::{Fault, status, v1};
@@ -33,8 +33,17 @@ use crate::relay::Relay;
 use crate::upstream::Upstream;
 use crate::view::Target;
 
+/// A group that has not answered by then is left out of what is shown to people.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Why it is.
+const LATE: &str = "it did not answer in time";
 /// Initial metadata that carries the session's handle.
 const SESSION_HEADER: &str = "hawser-session";
+
+/// Why a group that failed so did not answer: its transport has a timer of its own, with words of its own.
+fn silence(fault: Fault) -> String {
+    if fault.code == ErrorCode::Deadline { LATE.to_owned() } else { fault.message }
+}
 
 #[derive(Clone, Debug)]
 pub(crate) struct HawserService {

@@ -8,7 +8,7 @@ use tonic::{Request, Response};
 use tracing::debug;
 
 use super::sessions_of::Beginning;
-use super::{HawserService, route};
+use super::{HawserService, LATE, PATIENCE, route, silence};
 use crate::attempts::Replay;
 use crate::deadline::Deadline;
 use crate::error::RouteError;
@@ -155,7 +155,7 @@ impl HawserService {
         forward!(self, caller, call, request, inspect_session, WorkerInspectSessionRequest)
     }
 
-    /// Every group is asked. One that does not answer in time makes the list incomplete, which it says.
+    /// Every group is asked. One that does not answer in time makes the list incomplete, and is named.
     pub(super) async fn sessions(
         &self,
         request: Request<v1::ListSessionsRequest>,
@@ -171,20 +171,21 @@ impl HawserService {
         let tenant = &caller.tenant;
         let answers = groups.into_iter().map(|group| self.sessions_of(tenant, group, limit, deadline));
         let mut answers = stream::iter(answers).buffer_unordered(FAN_OUT);
-        let (mut sessions, mut truncated) = (Vec::new(), false);
+        let (mut sessions, mut silent, mut truncated) = (Vec::new(), Vec::new(), false);
         while let Some(answer) = answers.next().await {
             match answer {
-                Some(listed) => {
+                Ok(listed) => {
                     truncated |= listed.truncated;
                     sessions.extend(listed.sessions);
                 }
-                None => truncated = true,
+                Err(group) => silent.push(group),
             }
         }
+        silent.sort_by(|a: &v1::SilentGroup, b| a.group.cmp(&b.group));
         sessions.sort_by(|a: &v1::SessionInfo, b| a.id.cmp(&b.id));
-        truncated |= sessions.len() > limit as usize;
+        truncated |= sessions.len() > limit as usize || !silent.is_empty();
         sessions.truncate(limit as usize);
-        Ok(v1::ListSessionsResponse { sessions, truncated })
+        Ok(v1::ListSessionsResponse { sessions, truncated, silent })
     }
 
     async fn sessions_of(
@@ -193,8 +194,16 @@ impl HawserService {
         group: GroupRecord,
         limit: u32,
         deadline: Deadline,
-    ) -> Option<v1::ListSessionsResponse> {
-        let target = self.placer.view.target(&group.owner())?;
+    ) -> Result<v1::ListSessionsResponse, v1::SilentGroup> {
+        let silent = |reason: String| {
+            debug!(group = %group.id, %reason, "did not list its sessions");
+            v1::SilentGroup { group: group.id.to_string(), reason }
+        };
+        let Some(target) = self.placer.view.target(&group.owner()) else {
+            // It has left since, and its sessions with it.
+            return Ok(v1::ListSessionsResponse::default());
+        };
+        let deadline = deadline.at_most(PATIENCE, &self.placer.clock);
         let request = Some(v1::ListSessionsRequest { limit });
         let message = v1::WorkerListSessionsRequest { route: route(tenant, &target), request };
         let asked = async {
@@ -202,12 +211,8 @@ impl HawserService {
             listed.map(Response::into_inner).map_err(|status| fault(&status))
         };
         match deadline.bound(&self.placer.clock, asked).await {
-            Some(Ok(listed)) => Some(listed),
-            Some(Err(error)) => {
-                debug!(group = %group.id, %error, "did not list its sessions");
-                None
-            }
-            None => None,
+            Some(answer) => answer.map_err(|fault| silent(silence(fault))),
+            None => Err(silent(LATE.to_owned())),
         }
     }
 }

@@ -70,6 +70,12 @@ async fn sessions_are_opened_forked_described_inspected_listed_and_closed() {
     cluster.worker(&session.group).kill();
     let partial = client.list_sessions(v1::ListSessionsRequest::default()).await.unwrap().into_inner();
     assert!(partial.truncated && partial.sessions.len() < 12, "a group that is silent is not an empty one");
+    let silent: Vec<_> = partial.silent.iter().map(|silent| silent.group.as_str()).collect();
+    assert_eq!(silent, [session.group.as_str()]);
+    assert!(!partial.silent[0].reason.is_empty() && all.silent.is_empty() && some.silent.is_empty());
+    let asked = v1::DescribeGroupRequest { group: session.group.clone() };
+    let described = client.describe_group(asked).await.unwrap().into_inner();
+    assert!(described.state.is_none() && !described.silence.is_empty(), "{described:?}");
 }
 
 #[tokio::test]

@@ -424,7 +424,7 @@ impl Worker for FakeWorker {
         let (tenant, _) = convert::route(request.get_ref().route.as_ref()).map_err(|error| status(&error))?;
         let keys: Vec<_> = self.sessions.lock().unwrap().keys().cloned().collect();
         let sessions = keys.iter().filter(|key| key.tenant == tenant).map(|key| self.info(key)).collect();
-        Ok(Response::new(v1::ListSessionsResponse { sessions, truncated: false }))
+        Ok(Response::new(v1::ListSessionsResponse { sessions, ..Default::default() }))
     }
 
     async fn describe_model(

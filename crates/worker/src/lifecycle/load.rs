@@ -1,6 +1,7 @@
 //! From options to a loaded model: checkpoint, text side, executor and KV pool.
 
-use std::net::ToSocketAddrs;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +33,7 @@ const MIN_SLOTS: usize = 64;
 /// Why a model could not be loaded.
 #[derive(Debug, Error)]
 pub enum LoadError {
-    #[error(transparent)]
+    #[error("worker.model: {0}")]
     Checkpoint(#[from] CheckpointError),
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -44,9 +45,9 @@ pub enum LoadError {
     Collective(#[from] CollectiveError),
     #[error("worker.rank_tls: {0}")]
     RankTls(#[from] RankTlsError),
-    #[error("cannot listen for ranks at {address}: {source}")]
+    #[error("worker.rendezvous: cannot listen for ranks at {address}: {source}")]
     Rendezvous { address: String, source: std::io::Error },
-    #[error("the chat template of {path}: {source}")]
+    #[error("worker.model: the chat template of {path}: {source}")]
     Template { path: String, source: TemplateError },
     #[error("context_tokens is {asked}, but the model was made for {most}")]
     Context { asked: usize, most: usize },
@@ -149,34 +150,73 @@ fn simulate(options: &WorkerOptions, clock: &Clock) -> Result<Loaded, LoadError>
     })
 }
 
+/// Everything about a model that is known before its weights are read.
+struct Prepared {
+    checkpoint: Checkpoint,
+    context: usize,
+    plan: ShardPlan,
+    /// Bytes of one slot on each rank.
+    of_ranks: Vec<usize>,
+    slots: usize,
+    archive_slots: usize,
+    text: Text,
+    end_ids: Vec<u32>,
+    tls: Option<RankTls>,
+}
+
+impl Prepared {
+    fn of(options: &WorkerOptions) -> Result<Self, LoadError> {
+        let tls = RankTls::read(&options.rank_tls)?;
+        let checkpoint = Checkpoint::open(&options.model)?;
+        let config = checkpoint.config();
+        let context = context_length(options, config.context_length)?;
+        let plan = shard_plan(&checkpoint, options)?;
+        let of_ranks = rank_slot_bytes(&plan, config, row_type(options.kv_type));
+        let bytes_per_slot = budgeted_slot_bytes(&of_ranks, options);
+        let slots = slot_count(options, bytes_per_slot)?;
+        let archive_slots = match options.archive_slots {
+            0 => options.archive_memory_mib.saturating_mul(1 << 20) / bytes_per_slot.max(1),
+            slots => slots,
+        };
+        let archive_slots = archive_slots.min(u32::MAX as usize - slots);
+        let (text, end_ids) = text_side(&checkpoint, config.vocab)?;
+        Ok(Self { checkpoint, context, plan, of_ranks, slots, archive_slots, text, end_ids, tls })
+    }
+}
+
+/// Looks at the model and the certificates that `options` name, without reading weights or opening anything.
+///
+/// # Errors
+/// [`LoadError`] names the key, the file and what in it is wrong.
+pub(super) fn check(options: &WorkerOptions) -> Result<(), LoadError> {
+    match options.engine {
+        EngineKind::Simulated => Ok(()),
+        // A follower has no text and no pool of its own size.
+        EngineKind::Model if options.rank > 0 => {
+            RankTls::read(&options.rank_tls)?;
+            shard_plan(&Checkpoint::open(&options.model)?, options).map(drop)
+        }
+        EngineKind::Model => Prepared::of(options).map(drop),
+    }
+}
+
 fn load_model(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> Result<Loaded, LoadError> {
     let started = clock.now();
     sums(options).probe()?;
-    let tls = RankTls::read(&options.rank_tls)?;
-    let checkpoint = Checkpoint::open(&options.model)?;
+    let prepared = Prepared::of(options)?;
+    let meeting = meeting(options)?;
+    let Prepared { checkpoint, context, plan, of_ranks, slots, archive_slots, text, end_ids, tls } = prepared;
     let config = checkpoint.config().clone();
-    let context = context_length(options, config.context_length)?;
     let name = if options.model_name.is_empty() { checkpoint.name() } else { options.model_name.clone() };
-    let row_type = row_type(options.kv_type);
-    let plan = shard_plan(&checkpoint, options)?;
-    let of_ranks = rank_slot_bytes(&plan, &config, row_type);
-    let bytes_per_slot = budgeted_slot_bytes(&of_ranks, options);
-    let slots = slot_count(options, bytes_per_slot)?;
     let threads = options.thread_count();
-    let (text, end_ids) = text_side(&checkpoint, config.vocab)?;
-    let archive_slots = match options.archive_slots {
-        0 => options.archive_memory_mib.saturating_mul(1 << 20) / bytes_per_slot.max(1),
-        slots => slots,
-    };
-    let archive_slots = archive_slots.min(u32::MAX as usize - slots);
     let threads_per_rank = NonZeroUsize::new(threads.get() / options.tp).unwrap_or(NonZeroUsize::MIN);
+    let row_type = row_type(options.kv_type);
     let sizes = ExecutorOptions { slots: slots + archive_slots, row_type, threads: threads_per_rank };
     let shards = shards(&checkpoint, options, &plan)?;
     let weight_bytes = shards.iter().map(|shard| shard.matrix_bytes() as u64).sum();
     let slot_bytes_here: usize = shards.iter().map(|shard| of_ranks[shard.shard().rank]).sum();
     let watch = RankWatch { tracer: tracer.clone(), clock: clock.clone() };
-    let prefault = options.prefault.then_some(slots);
-    let formation = formation(&checkpoint, shards, options, (sizes, prefault), (watch, tls))?;
+    let formation = formation(&checkpoint, shards, options, (sizes, archive_slots, meeting), (watch, tls))?;
     let architecture = format!("{:?}", config.architecture).to_lowercase();
     let info = v1::ModelInfo {
         name: name.clone(),
@@ -242,28 +282,44 @@ fn formation(
     checkpoint: &Checkpoint,
     mut shards: Vec<Arc<Model>>,
     options: &WorkerOptions,
-    (sizes, prefault): (ExecutorOptions, Option<usize>),
+    (sizes, archive_slots, meeting): (ExecutorOptions, usize, Option<SocketAddr>),
     (watch, tls): (RankWatch, Option<RankTls>),
 ) -> Result<Box<dyn Formation>, LoadError> {
     let timeout = Duration::from_millis(options.rank_timeout_ms);
-    if options.world == 1 {
+    let Some(address) = meeting else {
         let threads = Threads::new(shards, sizes, timeout).watched_by(watch);
-        return Ok(Box::new(match prefault {
-            Some(slots) => threads.prefaulted(slots),
-            None => threads,
+        return Ok(Box::new(if options.prefault {
+            threads.prefaulted(sizes.slots - archive_slots)
+        } else {
+            threads
         }));
-    }
-    if prefault.is_some() {
+    };
+    if options.prefault {
         // Ranks wait for each other while they form, and no longer than `rank_timeout_ms`.
         tracing::warn!("worker.prefault does nothing in a group of several processes");
     }
-    let unusable = |source| LoadError::Rendezvous { address: options.rendezvous.clone(), source };
-    let mut addresses = options.rendezvous.to_socket_addrs().map_err(unusable)?;
-    let address = addresses.next().ok_or_else(|| unusable(std::io::ErrorKind::AddrNotAvailable.into()))?;
     let own = (shards.swap_remove(0), checkpoint.digest().to_string());
     let terms = (sizes, timeout, sums(options));
     let ranks = Processes::listen(address, own, options.world, terms, watch.clock.clone());
-    Ok(Box::new(ranks.map_err(unusable)?.watched_by(watch).secured_by(tls)))
+    let ranks = ranks.map_err(|source| unmet(options, source))?;
+    Ok(Box::new(ranks.watched_by(watch).secured_by(tls)))
+}
+
+/// Where the ranks of a group of processes meet; `None` for a group in one process. That it can be listened at is
+/// tried and let go again: ranks that come while weights are read are better refused than kept waiting.
+fn meeting(options: &WorkerOptions) -> Result<Option<SocketAddr>, LoadError> {
+    if options.world == 1 {
+        return Ok(None);
+    }
+    let found = options.rendezvous.to_socket_addrs().map(|mut addresses| addresses.next());
+    let address = found.and_then(|found| found.ok_or_else(|| ErrorKind::AddrNotAvailable.into()));
+    let address = address.map_err(|source| unmet(options, source))?;
+    TcpListener::bind(address).map_err(|source| unmet(options, source))?;
+    Ok(Some(address))
+}
+
+fn unmet(options: &WorkerOptions, source: std::io::Error) -> LoadError {
+    LoadError::Rendezvous { address: options.rendezvous.clone(), source }
 }
 
 /// Over what ranks add up.

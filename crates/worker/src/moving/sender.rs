@@ -10,6 +10,7 @@ use futures_util::StreamExt as _;
 use hawser_common::SessionKey;
 use hawser_common::clock::Tick;
 use hawser_common::group::{GroupRecord, Owner};
+use hawser_common::numbers::millis;
 use hawser_proto::transport::innermost;
 use hawser_proto::{MAX_MESSAGE_BYTES, convert, fault, v1};
 use thiserror::Error;
@@ -331,7 +332,7 @@ impl<'a> Leaving<'a> {
         let owned = owned.unwrap_or_else(|_| Err(LATE.to_owned()));
         let lost = |reason| LeaveError::Lost { group: target.id.to_string(), reason };
         let owner = owned.map_err(lost)?;
-        let took_ms = self.shared.clock.now().since(started).as_secs_f64() * 1e3;
+        let took_ms = millis(self.shared.clock.now().since(started));
         let row_bytes = self.departure.as_ref().map_or(0, |departure| departure.row_bytes);
         let bytes = self.manifest.len() + self.rows * row_bytes;
         self.shared.moves.balance.pace().moved(bytes, copied);

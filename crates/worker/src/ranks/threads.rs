@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use hawser_common::numbers::millis;
 use hawser_device::collective::ThreadGroup;
 use hawser_model::executor::{Executor, ExecutorOptions};
 use hawser_model::layers::Model;
@@ -89,8 +90,8 @@ impl Threads {
                 return;
             }
         }
-        let took = now().zip(started).map(|(now, started)| now.since(started));
-        tracing::info!(slots, ?took, "the memory of the KV pool is present");
+        let took_ms = now().zip(started).map(|(now, started)| millis(now.since(started)));
+        tracing::info!(slots, took_ms, "the memory of the KV pool is present");
     }
 }
 

@@ -216,7 +216,7 @@ impl v1::worker_server::Worker for WorkerService {
         let v1::WorkerListSessionsRequest { route, request } = request.into_inner();
         let (tenant, request) = (self.admit(route.as_ref())?, required(request, "request")?);
         let (sessions, truncated) = self.sessions.list(&tenant, request.limit).await.map_err(refuse)?;
-        Ok(Response::new(v1::ListSessionsResponse { sessions, truncated }))
+        Ok(Response::new(v1::ListSessionsResponse { sessions, truncated, silent: Vec::new() }))
     }
 
     async fn describe_model(

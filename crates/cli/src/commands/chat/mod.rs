@@ -3,16 +3,17 @@
 mod lines;
 mod standing;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use hawser_client::{Client, ClientError, ErrorCode, Session, SessionId};
 use hawser_common::Coded;
 use hawser_common::clock::Clock;
+use hawser_common::hint::has_hint;
 
 use self::lines::{Line, Lines};
 use self::standing::{Standing, held};
 use super::speaking::{SamplingOptions, Spoken, Totals, speak};
 use crate::args::Global;
-use crate::console::{bold, counted, dim, line, piece};
+use crate::console::{bold, counted, dim, error, line, piece};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -20,6 +21,8 @@ Examples:
   hawser chat --session trip-to-oslo        a name, to come back to the session later
   hawser chat --system 'You answer in rhymes.' --temperature 0.8
   printf 'Hello!\\nAnd now in French.\\n' | hawser chat
+
+Lines from a pipe are turns too; the command then ends with 1 if any of them failed.
 
 Inside: /new starts over, /stats sums up, /help lists the commands, /quit or Ctrl-D leaves.
 Ctrl-C stops the answer that is running; the session goes on from the turn before.";
@@ -66,20 +69,32 @@ struct Chat<'a> {
     /// Others can name the session too.
     named: bool,
     totals: Totals,
+    tried: Tried,
+    /// People type, and see what goes wrong.
+    typed: bool,
     clock: Clock,
+}
+
+/// Turns of the whole chat.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tried {
+    turns: u64,
+    /// Of those, the ones that have no whole answer.
+    failed: u64,
 }
 
 pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     let client = super::connect(global, options.server.as_deref()).await?;
     let (session, turns) = open(&client, options).await?;
     let (clock, named) = (Clock::system(), options.session.is_some());
-    let mut chat = Chat { client, options, session, turns, named, totals: Totals::default(), clock };
     let mut lines = Lines::open().context("cannot read from the terminal")?;
-    if lines.interactive() {
+    let typed = lines.interactive();
+    let (totals, tried) = (Totals::default(), Tried::default());
+    let mut chat = Chat { client, options, session, turns, named, totals, tried, typed, clock };
+    if typed {
         line(dim(format!("session {} at {}; /help lists commands", chat.session.id(), chat.client.uri())));
     }
     loop {
-        let typed = lines.interactive();
         // Cancel-safe: a line that is lost to the signal is not wanted any more.
         let read = tokio::select! {
             read = lines.next() => read.context("cannot read the next line")?,
@@ -101,7 +116,27 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
         // Nobody can name this session again, so that nothing would be lost if closing failed.
         let _ = chat.session.close().await;
     }
+    verdict(chat.typed, chat.tried)
+}
+
+/// How the chat ends. Who types has seen what failed; a script hears of it at the end.
+fn verdict(typed: bool, Tried { turns, failed }: Tried) -> anyhow::Result<()> {
+    if !typed && failed > 0 {
+        bail!("{failed} of {} failed", counted(turns, "turn"));
+    }
     Ok(())
+}
+
+/// What is said of a turn that failed: what to do about it once, in the server's words if it has some.
+fn told(error: &ClientError) -> String {
+    let text = error.to_string();
+    let advice = match error.code() {
+        _ if has_hint(&text) => "",
+        ErrorCode::SessionLost => "; /new starts another session",
+        ErrorCode::Exhausted | ErrorCode::Unavailable => "; try again in a moment",
+        _ => "",
+    };
+    format!("{text}{advice}")
 }
 
 /// The named session where the cluster holds it, else a new one; and its turns.
@@ -168,11 +203,13 @@ impl Chat<'_> {
 
     /// One turn. What goes wrong is shown, and the chat goes on.
     async fn turn(&mut self, text: &str) {
+        self.tried.turns += 1;
         let work = self.say(text);
         // Cancel-safe: dropping the turn cancels it here and at the server; the signal future only waits.
         let done = tokio::select! {
             done = work => done,
             _ = tokio::signal::ctrl_c() => {
+                self.tried.failed += 1;
                 line(dim("\n[stopped; the session goes on from the turn before]"));
                 return;
             }
@@ -183,14 +220,34 @@ impl Chat<'_> {
                 self.turns = spoken.outcome.report.turn;
                 line(format!("\n{}", dim(format!("[{}]", spoken.summary()))));
             }
-            Err(error) => {
-                let advice = match error.code() {
-                    ErrorCode::SessionLost => "; /new starts another session",
-                    ErrorCode::Exhausted | ErrorCode::Unavailable => "; try again in a moment",
-                    _ => "",
-                };
-                line(format!("\n{} {error}{advice}", bold("error:")));
+            Err(failure) => {
+                self.tried.failed += 1;
+                let text = format!("\n{} {}", bold("error:"), told(&failure));
+                if self.typed { line(text) } else { error(text) }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_hears_of_turns_that_failed_and_who_types_has_seen_them() {
+        let tried = Tried { turns: 3, failed: 1 };
+        assert_eq!(verdict(false, tried).unwrap_err().to_string(), "1 of 3 turns failed");
+        assert!(verdict(true, tried).is_ok());
+        assert!(verdict(false, Tried { failed: 0, ..tried }).is_ok());
+    }
+
+    #[test]
+    fn what_to_do_is_said_once() {
+        let cut = ClientError::Truncated { tokens: 3 };
+        assert!(told(&cut).ends_with("without saying how; send the turn again"), "{}", told(&cut));
+        let unknown = ClientError::HistoryUnknown { session: "s".into() };
+        assert!(told(&unknown).ends_with("its history; start a new one"), "{}", told(&unknown));
+        let late = ClientError::Deadline { limit: std::time::Duration::from_secs(1) };
+        assert_eq!(told(&late), late.to_string());
     }
 }

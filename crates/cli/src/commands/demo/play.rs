@@ -49,7 +49,7 @@ impl Play {
         let mut owners: Vec<String> = Vec::new();
         for turn in 1..=self.plan.turns {
             let spoken = Box::pin(self.turn(turn)).await?;
-            let owner = spoken.outcome.placed.group.clone();
+            let owner = spoken.outcome.owner().to_owned();
             if owners.last() != Some(&owner) {
                 owners.push(owner.clone());
             }

@@ -33,6 +33,8 @@ pub enum RankTlsError {
     File { option: &'static str, path: PathBuf, source: io::Error },
     #[error("{option} holds nothing that can be used: {reason}")]
     Pem { option: &'static str, reason: String },
+    #[error("{option} names {path:?}, which holds nothing that can be used: {reason}")]
+    Unusable { option: &'static str, path: PathBuf, reason: String },
     #[error("the certificate or its key cannot be used: {reason}")]
     Certificate { reason: String },
 }
@@ -63,7 +65,16 @@ impl RankTls {
         let read = |option, path: &Path| {
             std::fs::read(path).map_err(|source| RankTlsError::File { option, path: path.to_owned(), source })
         };
-        Self::from_pem(&read("ca_file", ca)?, &read("cert_file", cert)?, &read("key_file", key)?).map(Some)
+        let parsed =
+            Self::from_pem(&read("ca_file", ca)?, &read("cert_file", cert)?, &read("key_file", key)?);
+        parsed.map(Some).map_err(|error| match error {
+            RankTlsError::Pem { option, reason } => {
+                let path =
+                    [("ca_file", ca), ("cert_file", cert)].into_iter().find(|(name, _)| *name == option);
+                RankTlsError::Unusable { option, path: path.map_or(key, |(_, path)| path).clone(), reason }
+            }
+            other => other,
+        })
     }
 
     /// From the authorities, the own certificate with what it was signed by, and its key.

@@ -1,5 +1,9 @@
 //! Memory: what is reserved and reported is what the ranks of this process hold.
 
+use std::path::PathBuf;
+
+use hawser_common::tls::MutualTls;
+
 use super::*;
 
 const BUDGET: u64 = 1 << 20;
@@ -68,4 +72,48 @@ fn nccl_without_cuda_is_an_error_at_start() {
     let said = error.to_string();
     assert!(said.contains("worker.collective is nccl") && said.contains("feature `cuda`"), "{said}");
     assert_eq!(error.code(), ErrorCode::Invalid);
+}
+
+#[test]
+fn what_is_wrong_with_the_named_files_is_told_without_loading() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny-llama"));
+    let told =
+        |options: &WorkerOptions| check(options).err().map(|error| error.to_string()).unwrap_or_default();
+    let fine = WorkerOptions { model: model(), ..WorkerOptions::default() };
+    assert_eq!(told(&fine), "");
+    let absent = WorkerOptions { model: folder.path().join("no.gguf"), ..fine.clone() };
+    assert!(
+        told(&absent).starts_with("worker.model: ") && told(&absent).contains("no.gguf"),
+        "{}",
+        told(&absent)
+    );
+    std::fs::write(folder.path().join("junk.gguf"), "junk").unwrap();
+    let junk = WorkerOptions { model: folder.path().join("junk.gguf"), ..fine.clone() };
+    for rank in [0, 1] {
+        let text = told(&WorkerOptions { rank, world: 2, ..junk.clone() });
+        assert!(text.starts_with("worker.model: ") && text.contains("junk.gguf"), "{text}");
+    }
+    assert!(
+        told(&WorkerOptions { context_tokens: 1 << 30, ..fine.clone() }).starts_with("context_tokens is")
+    );
+    let some = |name: &str| Some(folder.path().join(name));
+    let rank_tls = MutualTls { ca_file: some("ca"), cert_file: some("cert"), key_file: some("key") };
+    let text = told(&WorkerOptions { rank_tls, ..fine.clone() });
+    assert!(text.starts_with("worker.rank_tls: ca_file names"), "{text}");
+    let rank_tls =
+        MutualTls { ca_file: some("junk.gguf"), cert_file: some("junk.gguf"), key_file: some("junk.gguf") };
+    let text = told(&WorkerOptions { rank_tls, ..fine.clone() });
+    assert!(text.contains("ca_file names") && text.contains("junk.gguf"), "{text}");
+}
+
+#[test]
+fn a_place_to_meet_that_is_taken_or_nowhere_is_told_before_the_weights_are_read() {
+    let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    for rendezvous in [taken.local_addr().unwrap().to_string(), "nowhere.invalid:7100".to_owned()] {
+        let options = WorkerOptions { world: 2, rendezvous: rendezvous.clone(), ..WorkerOptions::default() };
+        let text = meeting(&options).unwrap_err().to_string();
+        assert!(text.starts_with("worker.rendezvous: ") && text.contains(&rendezvous), "{text}");
+    }
+    assert_eq!(meeting(&WorkerOptions::default()).unwrap(), None);
 }

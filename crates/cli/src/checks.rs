@@ -1,0 +1,155 @@
+//! What a configuration names, looked at without starting anything: files, certificates, models and addresses.
+//!
+//! Promises to look at what is named and at nothing else: a model or a file that is not named is not missed, and no
+//! address is connected to or listened at.
+
+use std::path::Path;
+
+use hawser_common::{Coded, ErrorCode};
+use hawser_placement::{EtcdStore, InvalidEtcdOptions};
+use hawser_proto::{Dial, DialError, TlsError};
+use hawser_router::Router;
+use hawser_worker::{EngineKind, Worker};
+use thiserror::Error;
+
+use crate::config::{Config, StoreKind};
+use crate::models::{self, ModelMissing};
+
+/// Something that is named and cannot be used.
+#[derive(Debug, Error)]
+pub enum Unusable {
+    #[error("tls: {0}")]
+    Tls(#[from] TlsError),
+    #[error("server: {0}")]
+    Server(#[from] DialError),
+    #[error(transparent)]
+    Router(#[from] hawser_router::StartError),
+    #[error(transparent)]
+    Etcd(#[from] InvalidEtcdOptions),
+    #[error("worker.model: {0}")]
+    Model(#[from] ModelMissing),
+    #[error(transparent)]
+    Worker(#[from] hawser_worker::StartError),
+}
+
+impl Coded for Unusable {
+    fn code(&self) -> ErrorCode {
+        match self {
+            Self::Tls(error) => error.code(),
+            Self::Server(error) => error.code(),
+            Self::Router(error) => error.code(),
+            Self::Etcd(error) => error.code(),
+            Self::Model(_) => ErrorCode::NotFound,
+            Self::Worker(error) => error.code(),
+        }
+    }
+}
+
+/// Everything that is named and cannot be used: the first of each part.
+pub fn unusable(config: &Config, model_dir: &Path) -> Vec<Unusable> {
+    let parts = [
+        server(config),
+        Router::check(&config.router).map_err(Unusable::from),
+        placement(config),
+        worker(config, model_dir),
+    ];
+    parts.into_iter().filter_map(Result::err).collect()
+}
+
+/// Where chat, status and workers connect.
+fn server(config: &Config) -> Result<(), Unusable> {
+    let dial = Dial::new(&config.tls, config.router.keepalive)?;
+    let uri = &config.server;
+    let whole = if uri.contains("://") { uri.clone() } else { format!("http://{uri}") };
+    Ok(dial.endpoint(&whole).map(drop)?)
+}
+
+fn placement(config: &Config) -> Result<(), Unusable> {
+    match config.store {
+        StoreKind::Embedded => Ok(()),
+        StoreKind::Etcd => Ok(EtcdStore::new(&config.etcd).map(drop)?),
+    }
+}
+
+/// A model that is not named is none that could be wrong.
+fn worker(config: &Config, model_dir: &Path) -> Result<(), Unusable> {
+    let mut options = config.worker.clone();
+    if options.model.as_os_str().is_empty() {
+        options.engine = EngineKind::Simulated;
+        (options.tp, options.world, options.rank) = (1, 1, 0);
+        options.collective = hawser_worker::CollectiveKind::Auto;
+    } else {
+        options.model = models::of_worker(&options, model_dir)?;
+    }
+    Ok(Worker::check(&options)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use hawser_common::tls::{ClientTls, ServerTls};
+
+    use super::*;
+
+    fn told(config: &Config, model_dir: &Path) -> Vec<String> {
+        unusable(config, model_dir).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn what_is_not_named_is_not_missed() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(told(&Config::default(), folder.path()).is_empty());
+        let config = Config { server: "router:7070".into(), ..Config::default() };
+        assert!(told(&config, folder.path()).is_empty(), "the scheme may be left out");
+    }
+
+    #[test]
+    fn every_part_names_its_key_the_path_and_the_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| folder.path().join(name);
+        let some = |name: &str| Some(file(name));
+        std::fs::write(file("junk"), "junk").unwrap();
+        let check = |config: Config, parts: &[&str]| {
+            config.validate().unwrap();
+            let told = told(&config, folder.path());
+            assert_eq!(told.len(), 1, "{told:?}");
+            for part in parts {
+                assert!(told[0].contains(part), "{part:?} is not in {told:?}");
+            }
+        };
+        let ok = Config::default;
+        let tls = ClientTls { ca_file: some("no-ca"), ..ClientTls::default() };
+        check(Config { tls, ..ok() }, &["tls: ca_file", "no-ca", "cannot be read"]);
+        check(Config { server: "https://router:1".into(), ..ok() }, &["server: ", "no authority"]);
+        let mut config = ok();
+        config.router.auth.keys_file = some("no-keys");
+        check(config, &["router.auth.keys_file", "no-keys", "cannot be read"]);
+        let mut config = ok();
+        config.router.auth.handle_secret_file = some("junk");
+        check(config, &["router.auth.handle_secret_file", "junk", "16 bytes"]);
+        let mut config = ok();
+        config.worker.tls =
+            ServerTls { cert_file: some("junk"), key_file: some("junk"), client_ca_file: None };
+        check(config, &["worker.tls", "cert_file", "junk", "no certificate"]);
+        let mut config = ok();
+        config.worker.model = file("junk");
+        check(config, &["worker.model", "junk"]);
+        let mut config = ok();
+        config.worker.model = PathBuf::from("absent");
+        check(config, &["worker.model", "absent"]);
+        let mut config = Config { store: StoreKind::Etcd, ..ok() };
+        config.etcd.endpoints = vec!["https://etcd:2379".into()];
+        config.etcd.ca_file = some("no-ca");
+        check(config, &["etcd option ca_file", "no-ca", "cannot be read"]);
+    }
+
+    #[test]
+    fn all_parts_are_told_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config { server: "https://router:1".into(), ..Config::default() };
+        config.router.auth.keys_file = Some("no-keys".into());
+        config.worker.model = "absent".into();
+        assert_eq!(told(&config, folder.path()).len(), 3);
+    }
+}
