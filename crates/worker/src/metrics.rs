@@ -88,7 +88,7 @@ metrics! {
         "hawser.worker.queue_wait",
         "s",
         LONG_S,
-        "From a turn's arrival in the scheduler to its admission.",
+        "From a turn's arrival at the leader to its admission.",
     );
     PRUNE_TIME = Metric::histogram(
         "hawser.worker.prune_duration",
