@@ -60,6 +60,28 @@ async fn p12_a_group_that_is_told_to_go_finishes_fifty_turns_and_new_ones_go_els
     cluster.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_that_drains_still_lists_the_session_whose_turn_runs() {
+    let mut cluster = Cluster::start(1, |options| options.threads = 1).await;
+    let request = token_request("lasting", &words(1, 20), 300);
+    let mut frames = cluster.client.generate(request, Some(LIMIT)).await.unwrap();
+    assert!(matches!(frames.next().await.unwrap(), Some(Frame::Placed(_))));
+    let worker = cluster.workers.remove(0);
+    let leaving = Tasks::new().spawn(async move { worker.shutdown(LIMIT).await });
+    eventually("the group drains", async || {
+        let groups = cluster.client.list_groups().await.unwrap();
+        groups.iter().all(|group| group.draining)
+    })
+    .await;
+    let listed = cluster.client.list_sessions(0).await.unwrap();
+    assert_eq!(listed.silent, []);
+    let [session] = &listed.sessions[..] else { panic!("{listed:?}") };
+    assert!(session.id == "lasting" && session.busy, "{session:?}");
+    drop(frames);
+    assert!(leaving.await.unwrap());
+    cluster.stop().await;
+}
+
 fn router(listen: std::net::SocketAddr, store: &Arc<EmbeddedStore>) -> RouterHandle {
     let options = RouterOptions { listen, ..RouterOptions::default() };
     Router::start(&options, Arc::clone(store) as Arc<dyn Store>, None, Clock::system()).unwrap()

@@ -88,7 +88,7 @@ fn worker(config: &Config, model_dir: &Path) -> Result<(), Unusable> {
 mod tests {
     use std::path::PathBuf;
 
-    use hawser_common::tls::{ClientTls, ServerTls};
+    use hawser_common::tls::{ClientTls, MutualTls, ServerTls};
 
     use super::*;
 
@@ -132,6 +132,11 @@ mod tests {
         config.worker.tls =
             ServerTls { cert_file: some("junk"), key_file: some("junk"), client_ca_file: None };
         check(config, &["worker.tls", "cert_file", "junk", "no certificate"]);
+        let mut config = ok();
+        (config.worker.world, config.worker.rendezvous) = (2, "127.0.0.1:7100".into());
+        config.worker.rank_tls =
+            MutualTls { ca_file: some("no-ca"), cert_file: some("junk"), key_file: some("junk") };
+        check(config, &["worker.rank_tls", "no-ca", "cannot be read"]);
         let mut config = ok();
         config.worker.model = file("junk");
         check(config, &["worker.model", "junk"]);

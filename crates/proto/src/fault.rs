@@ -12,6 +12,9 @@ use tonic::{Code, Status};
 use crate::status::{ERROR_INFO_URL, RpcStatus};
 use crate::v1;
 
+/// What tonic's own timers say, as CANCELLED, when grpc-timeout passes.
+const TIMER: &str = "Timeout expired";
+
 /// How far a call got before it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
@@ -64,7 +67,11 @@ pub fn fault(status: &Status) -> Fault {
         };
     }
     let origin = if refused_to_connect(status) { Origin::Connect } else { Origin::Transport };
-    let message = if message.is_empty() { format!("the call failed: {}", status.code()) } else { message };
+    let message = match message.as_str() {
+        "" => format!("the call failed: {}", status.code()),
+        TIMER => "there was no answer within the call's time".to_owned(),
+        _ => message,
+    };
     Fault { code: from_grpc(status), message, owner: None, retry_after: None, origin }
 }
 
@@ -108,8 +115,7 @@ const fn from_reason(reason: v1::Reason) -> Option<ErrorCode> {
 
 fn from_grpc(status: &Status) -> ErrorCode {
     match status.code() {
-        // tonic's own timers say CANCELLED with this text when grpc-timeout passes.
-        Code::Cancelled if status.message() == "Timeout expired" => ErrorCode::Deadline,
+        Code::Cancelled if status.message() == TIMER => ErrorCode::Deadline,
         // hyper's text for a request that had no connection any more when its turn to be sent came.
         Code::Cancelled if status.message() == "operation was canceled" => ErrorCode::Unavailable,
         Code::Cancelled => ErrorCode::Cancelled,
@@ -171,7 +177,9 @@ mod tests {
             let read = fault(&Status::new(grpc, "x"));
             assert_eq!((read.code, read.origin), (code, Origin::Transport), "{grpc:?}");
         }
-        assert_eq!(fault(&Status::cancelled("Timeout expired")).code, ErrorCode::Deadline);
+        let late = fault(&Status::cancelled(TIMER));
+        assert_eq!(late.code, ErrorCode::Deadline);
+        assert!(late.message.contains("no answer"), "{late}");
         assert_eq!(fault(&Status::unknown("broken pipe")).code, ErrorCode::Unavailable);
         assert_eq!(fault(&Status::cancelled("operation was canceled")).code, ErrorCode::Unavailable);
         let closed = Status::internal("h2 protocol error: http2 error");

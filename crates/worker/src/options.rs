@@ -216,6 +216,8 @@ pub enum InvalidOptions {
     Rendezvous { found: String },
     #[error("advertise is {found:?}; expected is a URI, such as http://host:7071")]
     Advertise { found: String },
+    #[error("advertise is {found:?}, and the worker has tls; write it with https://")]
+    AdvertisePlain { found: String },
     #[error("{key} is {found}; allowed is {allowed}")]
     Value { key: &'static str, found: u64, allowed: &'static str },
     #[error("simulated.time_scale is {found}; allowed is 0 to 1000")]
@@ -259,6 +261,9 @@ impl WorkerOptions {
         }
         if !self.advertise.is_empty() && !is_uri(&self.advertise) {
             return Err(InvalidOptions::Advertise { found: self.advertise.clone() });
+        }
+        if self.tls.is_on() && self.advertise.starts_with("http://") {
+            return Err(InvalidOptions::AdvertisePlain { found: self.advertise.clone() });
         }
         let joins = self.collective != CollectiveKind::Nccl || self.world > 1;
         check("world", self.world, joins, "2 or more where worker.collective is nccl")?;
@@ -330,6 +335,20 @@ mod tests {
             let found = wrong.to_owned();
             assert_eq!(of("leader:1", wrong), Err(InvalidOptions::Advertise { found }));
         }
+    }
+
+    #[test]
+    fn a_worker_with_tls_does_not_advertise_plain_text() {
+        let file = || Some(PathBuf::from("pem"));
+        let tls = ServerTls { cert_file: file(), key_file: file(), client_ca_file: None };
+        let of = |advertise: &str| {
+            let advertise = advertise.to_owned();
+            WorkerOptions { model: "m".into(), tls: tls.clone(), advertise, ..WorkerOptions::default() }
+                .validate()
+        };
+        assert_eq!(of("https://host:7071"), Ok(()));
+        let plain = InvalidOptions::AdvertisePlain { found: "http://host:7071".into() };
+        assert_eq!(of("http://host:7071"), Err(plain));
     }
 
     #[test]

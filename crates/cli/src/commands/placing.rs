@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use hawser_client::{Client, ClientError};
 use hawser_common::clock::{Clock, Tick};
+use hawser_common::hint::without_hint;
 use hawser_common::tasks::Tasks;
 use hawser_common::{Coded, ErrorCode};
 use hawser_placement::{EmbeddedOptions, EmbeddedStore, EtcdStore, InvalidEtcdOptions, Store, StoreError};
@@ -48,9 +49,12 @@ pub fn of_router(
 /// Why a worker did not join.
 #[derive(Debug, Error)]
 pub enum JoinError {
-    #[error("cannot join a router; start one with `hawser router`, or name it with --router: {0}")]
-    Router(#[from] ClientError),
-    #[error("cannot join a router; start one with `hawser router`, or name it with --router: {0}")]
+    #[error("cannot join a router: {}; start one with `hawser router`, or name it with --router", without_hint(&.0.to_string()))]
+    Router(ClientError),
+    /// Of the key or the certificates, which another router would not like better.
+    #[error("cannot join the router: {0}")]
+    Refused(ClientError),
+    #[error("cannot join the router: {0}")]
     Store(#[from] InvalidStore),
     #[error("cannot join the router at {uri}: {source}")]
     Served { uri: String, source: StoreError },
@@ -63,10 +67,19 @@ pub enum JoinError {
 impl Coded for JoinError {
     fn code(&self) -> ErrorCode {
         match self {
-            Self::Router(error) => error.code(),
+            Self::Router(error) | Self::Refused(error) => error.code(),
             Self::Store(error) => error.code(),
             Self::Served { source, .. } | Self::Etcd { source, .. } => source.code(),
             Self::Options(error) => error.code(),
+        }
+    }
+}
+
+impl From<ClientError> for JoinError {
+    fn from(error: ClientError) -> Self {
+        match error.code() {
+            ErrorCode::Unavailable | ErrorCode::Deadline => Self::Router(error),
+            _ => Self::Refused(error),
         }
     }
 }

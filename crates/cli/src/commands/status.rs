@@ -239,16 +239,14 @@ fn groups_text(shown: &[Group]) -> Table {
         };
         let numbers =
             [group.slots_total, group.slots_free, group.slots_idle, group.slots_reclaimed, group.sessions];
-        let load = [u64::from(group.running), u64::from(group.queued), group.epoch].map(|n| n.to_string());
-        let names = [group.address.clone(), group.model.clone()];
-        groups.row(
-            [group.id.clone(), state.to_owned()]
-                .into_iter()
-                .chain(numbers.map(count))
-                .chain(load)
-                .chain(names)
-                .collect(),
-        );
+        let load = [group.running, group.queued].map(|n| n.to_string());
+        let mut numbers: Vec<String> = numbers.map(count).into_iter().chain(load).collect();
+        if group.departed {
+            // It has nothing any more: its sessions are others', or nobody's.
+            numbers.fill_with(|| "-".to_owned());
+        }
+        let names = [group.epoch.to_string(), group.address.clone(), group.model.clone()];
+        groups.row([group.id.clone(), state.to_owned()].into_iter().chain(numbers).chain(names).collect());
     }
     groups
 }
@@ -295,6 +293,8 @@ mod tests {
         let capacity =
             wire::Capacity { slots_total: 40_000, slots_free: 39_000, sessions: 1, ..Default::default() };
         let wire_group = wire::Group { id: "a".into(), capacity: Some(capacity), ..Default::default() };
+        let capacity = Some(wire::Capacity { slots_total: 70_000, ..Default::default() });
+        let gone = wire::Group { id: "b".into(), capacity, departed: true, ..Default::default() };
         let wire_session = wire::SessionInfo {
             id: "s-1".into(),
             turns: 6,
@@ -303,7 +303,7 @@ mod tests {
             ..Default::default()
         };
         let status = Status {
-            groups: Some(vec![group(wire_group, None)]),
+            groups: Some(vec![group(wire_group, None), group(gone, None)]),
             sessions: vec![session(wire_session)],
             sessions_truncated: true,
             silent: Vec::new(),
@@ -312,6 +312,10 @@ mod tests {
         for part in ["40,000", "39,000", "serving", "s-1", "1,000", "idle 1.50 s", "there are more"] {
             assert!(shown.contains(part), "{part:?} is not in\n{shown}");
         }
+        assert!(
+            shown.contains("left") && !shown.contains("70,000"),
+            "a group that has left has nothing\n{shown}"
+        );
         let empty =
             Status { groups: Some(vec![]), sessions: vec![], sessions_truncated: false, silent: vec![] };
         assert!(text(&empty, 1).contains("hawser worker"));

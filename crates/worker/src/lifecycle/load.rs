@@ -190,7 +190,7 @@ impl Prepared {
 /// [`LoadError`] names the key, the file and what in it is wrong.
 pub(super) fn check(options: &WorkerOptions) -> Result<(), LoadError> {
     match options.engine {
-        EngineKind::Simulated => Ok(()),
+        EngineKind::Simulated => Ok(RankTls::read(&options.rank_tls).map(drop)?),
         // A follower has no text and no pool of its own size.
         EngineKind::Model if options.rank > 0 => {
             RankTls::read(&options.rank_tls)?;

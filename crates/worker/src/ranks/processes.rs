@@ -295,7 +295,8 @@ impl Late {
             None => Welcome::Taken { by: self.holders[hello.rank - 1].clone() },
         };
         if hello.channel == Channel::Commands {
-            tracing::warn!(rank = hello.rank, %from, ?answer, "a process wants to be a rank of a group that is whole");
+            let is_taken = matches!(answer, Welcome::Taken { .. });
+            tracing::warn!(rank = hello.rank, %from, is_taken, "a process wants to be a rank of a group that is whole");
         }
         say(&connection, &answer, PATIENCE)
     }

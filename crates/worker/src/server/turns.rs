@@ -62,6 +62,14 @@ impl Shared {
         if self.draining.is_cancelled() {
             return Err(TurnError::Draining);
         }
+        self.stands(epoch)
+    }
+
+    /// Whether the group is the one that was meant by `epoch`: enough to look at what it has.
+    ///
+    /// # Errors
+    /// [`TurnError::Fenced`], or [`TurnError::StaleOwner`] with the current epoch.
+    pub(crate) fn stands(&self, epoch: Epoch) -> Result<(), TurnError> {
         if !self.registration.valid(self.clock.now()) {
             return Err(TurnError::Fenced);
         }

@@ -214,7 +214,10 @@ impl v1::worker_server::Worker for WorkerService {
         request: Request<v1::WorkerListSessionsRequest>,
     ) -> Result<Response<v1::ListSessionsResponse>, Status> {
         let v1::WorkerListSessionsRequest { route, request } = request.into_inner();
-        let (tenant, request) = (self.admit(route.as_ref())?, required(request, "request")?);
+        // A group that drains has its sessions still.
+        let (tenant, epoch) = convert::route(route.as_ref()).map_err(refuse)?;
+        self.shared.stands(epoch).map_err(refuse)?;
+        let request = required(request, "request")?;
         let (sessions, truncated) = self.sessions.list(&tenant, request.limit).await.map_err(refuse)?;
         Ok(Response::new(v1::ListSessionsResponse { sessions, truncated, silent: Vec::new() }))
     }

@@ -9,7 +9,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Preset {
-    /// What the router adds to a warm turn
+    /// What the router adds to a warm turn, at about half load
     Warm,
     /// Relayed frames per second and router core, with a thousand streams open
     Frames,
@@ -106,8 +106,18 @@ impl Plan {
         };
         match preset {
             Preset::Warm => {
+                // Tokens come one by one, and two cores are half busy with all that is between agents and engines.
                 let sessions = at(32, 4);
-                Self { sessions, streams: sessions, turns: 200, think_ms: 40, direct: true, ..base }
+                let simulated = SimulatedOptions { time_scale: 0.1, ..free };
+                Self {
+                    sessions,
+                    streams: sessions,
+                    turns: 200,
+                    think_ms: 40,
+                    direct: true,
+                    simulated,
+                    ..base
+                }
             }
             Preset::Frames => {
                 let sessions = at(1_024, 8);

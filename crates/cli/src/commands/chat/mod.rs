@@ -10,7 +10,7 @@ use hawser_common::clock::Clock;
 use hawser_common::hint::has_hint;
 
 use self::lines::{Line, Lines};
-use self::standing::{Standing, held};
+use self::standing::{Standing, held, is_silence};
 use super::speaking::{SamplingOptions, Spoken, Totals, speak};
 use crate::args::Global;
 use crate::console::{bold, counted, dim, error, line, piece};
@@ -191,7 +191,12 @@ impl Chat<'_> {
     /// Looks whether others have talked in the session, and goes on after what they said.
     async fn go_on(&mut self) -> Result<(), ClientError> {
         let id = self.session.id().clone();
-        let turns = held(&self.client, &id).await?.map_or(0, |info| info.turns);
+        let turns = match held(&self.client, &id).await {
+            Ok(info) => info.map_or(0, |info| info.turns),
+            // Its owner is gone or hangs. The turn has the time to wait for another one.
+            Err(error) if is_silence(&error) => return Ok(()),
+            Err(error) => return Err(error),
+        };
         if let Some(notice) = Standing::new(self.turns, turns).notice(&id) {
             line(dim(notice));
             let builder = self.client.session().model(&self.options.model).id(id);

@@ -53,6 +53,11 @@ impl Standing {
     }
 }
 
+/// Whether nobody could say what is held: the session's owner does not answer, and is still the owner.
+pub fn is_silence(error: &ClientError) -> bool {
+    matches!(error.code(), ErrorCode::Deadline | ErrorCode::Unavailable)
+}
+
 /// What the cluster holds of a session, `None` for nothing. Waits for the first turn of a session that another client
 /// runs: a turn that does not know it would take its place.
 ///
@@ -79,6 +84,12 @@ pub async fn held(client: &Client, session: &SessionId) -> Result<Option<wire::S
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_owner_that_does_not_answer_says_nothing_of_what_is_held() {
+        assert!(is_silence(&ClientError::Deadline { limit: Duration::from_secs(10) }));
+        assert!(!is_silence(&ClientError::HistoryUnknown { session: "s".into() }));
+    }
 
     #[test]
     fn turns_from_elsewhere_are_seen_and_told() {
