@@ -9,6 +9,7 @@ use std::time::Duration;
 use hawser_common::tls::{ClientTls, InvalidTls, ServerTls};
 use hawser_common::{Coded, ErrorCode, Keepalive};
 use thiserror::Error;
+use tonic::codegen::http::Uri;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig};
 
 /// Longest that a TLS handshake may take.
@@ -113,7 +114,7 @@ impl Dial {
     pub fn endpoint(&self, address: &str) -> Result<Endpoint, DialError> {
         let bad = || DialError::Address { address: address.to_owned() };
         let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|_| bad())?;
-        if endpoint.uri().host().is_none_or(str::is_empty) {
+        if !is_place(endpoint.uri()) {
             return Err(bad());
         }
         let encrypted = match endpoint.uri().scheme_str() {
@@ -155,6 +156,15 @@ fn read(option: &'static str, path: &Path, (holds, mark): Holds) -> Result<Vec<u
     if is_there { Ok(text) } else { Err(TlsError::NotPem { option, path: path.to_owned(), holds }) }
 }
 
+/// Whether this is a host, and a port if any: no user, no path, and no port that would be read as another one.
+fn is_place(uri: &Uri) -> bool {
+    let Some(authority) = uri.authority() else { return false };
+    let (host, port) = (authority.host(), authority.port_u16());
+    let whole = port.map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"));
+    let is_bare = matches!(uri.path(), "" | "/") && uri.query().is_none();
+    !host.is_empty() && port != Some(0) && authority.as_str() == whole && is_bare
+}
+
 /// The cause that says most: tonic's own texts are "transport error".
 #[must_use]
 pub fn innermost(error: &dyn std::error::Error) -> String {
@@ -175,7 +185,11 @@ mod tests {
         assert!(dial.endpoint("http://127.0.0.1:7070").is_ok());
         let https = dial.endpoint("https://router:1").unwrap_err();
         assert!(matches!(https, DialError::NoAuthority { .. }), "{https}");
-        for bad in ["", "http://", "a b", "::", "ftp://h:1", "127.0.0.1:7070"] {
+        assert!(dial.endpoint("http://[::1]:7070/").is_ok() && dial.endpoint("http://router").is_ok());
+        let wrong =
+            ["http://h:99999", "http://h:0", "http://h:", "http://h:1/path", "http://me@h:1", "http://h:1?x"];
+        let none = ["", "http://", "a b", "::", "ftp://h:1", "127.0.0.1:7070"];
+        for bad in none.into_iter().chain(wrong) {
             let error = dial.endpoint(bad).unwrap_err();
             assert!(matches!(error, DialError::Address { .. }), "{bad:?}: {error}");
         }

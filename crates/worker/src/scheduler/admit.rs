@@ -41,15 +41,17 @@ impl Scheduler {
         let key = sequence.session.as_ref();
         let idle = key.and_then(|key| self.cache.find(key));
         let matched = key.map_or(0, |key| self.cache.matched(key, &sequence.tokens));
-        let history = match idle {
+        // What the session keeps of what it had, and the most that this takes underway where it is computed again.
+        let (kept, underway) = match idle {
             Some(idle) if !idle.log.records().is_empty() => {
                 let mut log = idle.log.clone();
                 log.truncate(matched);
-                let new = prompt - matched;
-                (matched - log.dead() + new).max(peak(&log))
+                (matched - log.dead(), peak(&log))
             }
-            _ => prompt,
+            Some(_) => (matched, 0),
+            None => (0, 0),
         };
+        let history = (kept + prompt - matched).max(underway);
         let keep = &sequence.keep;
         let retention = &keep.retention;
         if !(retention.bounded && retention.prunes()) {
@@ -62,7 +64,8 @@ impl Scheduler {
         let front = retention.sink_tokens.max(keep.protected) as usize;
         let forced = front + span + retention.recent_tokens as usize;
         let budget = (retention.budget_tokens + retention.trigger_tokens) as usize;
-        history.min(budget.max(forced) + self.limits.step_tokens)
+        // Of what it had nothing more is evicted before there are new rows.
+        history.min(underway.max(budget.max(forced).max(kept) + self.limits.step_tokens))
     }
 
     fn start(&mut self, mut sequence: Sequence, now: Tick) {
@@ -71,6 +74,7 @@ impl Scheduler {
             idle.cut(&sequence.tokens, &mut self.pool);
             self.cut_archive(idle.archive, idle.tokens.len());
             sequence.held = idle.tokens.len();
+            sequence.decided = sequence.held;
             sequence.map = idle.map;
             sequence.log = idle.log;
             sequence.memory = idle.memory;

@@ -108,15 +108,16 @@ impl Scheduler {
     }
 
     /// Prepares the prune that follows a step which ends at `end`, if one is due: after the prompt's last row, and with
-    /// `bounded` after any chunk.
+    /// `bounded` after any chunk. What has run before decides nothing anew.
     pub(super) fn prepare_prune(&mut self, index: usize, end: usize) -> bool {
         let sequence = &self.running[index];
         let whole = end == sequence.prompt;
         let bounded = sequence.keep.retention.bounded;
         let happened = sequence.log.next_from(end).is_some_and(|record| record.at as usize == end);
-        if end > sequence.prompt || !(whole || bounded) || end <= sequence.held || happened {
+        if end > sequence.prompt || !(whole || bounded) || end <= sequence.decided || happened {
             return false;
         }
+        self.running[index].decided = end;
         let total = self.pool.usable();
         let used = total - self.pool.free() - self.given_up_first(index);
         let sequence = &mut self.running[index];

@@ -120,6 +120,9 @@ pub(super) struct Sequence {
     pub(super) scores: Scores,
     /// Tokens that the session had before: an abort rolls back to them.
     pub(super) held: usize,
+    /// Up to where it was decided what to evict. Rows that run again, after a preemption, are followed by the prunes that
+    /// followed them before and by no other: what was generated has seen what they left.
+    pub(super) decided: usize,
     /// First admission; a preempted sequence keeps it.
     pub(super) admission: Option<Admission>,
     pub(super) kept: Kept,
@@ -158,6 +161,7 @@ impl Sequence {
             refill: None,
             scores: Scores::default(),
             held: 0,
+            decided: 0,
             admission: None,
             kept: Kept::default(),
             paused: false,

@@ -143,3 +143,19 @@ proptest! {
         prop_assert!(plan.entries.is_empty());
     }
 }
+
+#[test]
+fn a_request_that_runs_again_after_its_prompt_decides_nothing_anew() {
+    // All of the last prompt is forced, so that its prune evicts nothing and leaves no record; then it is preempted.
+    let retention =
+        Retention { policy: Policy::Streaming, budget_tokens: 10, trigger_tokens: 0, ..Retention::default() };
+    let limits =
+        Limits { step_tokens: 29, mixed_tokens: 29, max_running: 4, max_waiting: 8, share_prefixes: true };
+    let mut harness = Harness::new(limits, (135, 100), retention);
+    let begins_with = |first: u32, zeros: usize| [vec![first], vec![0; zeros]].concat();
+    harness.submit(None, begins_with(2, 30), 9, false);
+    harness.submit(None, vec![0; 60], 7, true);
+    harness.submit(None, begins_with(2, 26), 5, true);
+    harness.submit(None, vec![0; 21], 3, false);
+    harness.drain();
+}
