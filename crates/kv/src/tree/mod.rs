@@ -12,7 +12,7 @@ use hawser_common::{Position, SlotId, TenantId};
 
 use crate::map::SlotMap;
 use crate::pool::SlotPool;
-use nodes::{Node, NodeId, Nodes, Parent, Row};
+use nodes::{NodeId, Nodes, Parent, Row};
 
 /// Rows by the tokens that lead to them. Holds at most one row per slot of the pool, so the pool bounds it; give the
 /// slots back with [`PrefixTree::flush`].
@@ -157,14 +157,15 @@ impl PrefixTree {
     pub fn evict_leaf(&mut self, most: usize, pool: &mut SlotPool) -> Option<usize> {
         pool.take_sole().into_iter().for_each(|slot| self.nodes.consider(slot));
         while let Some(id) = self.nodes.oldest_considered() {
-            let node = self.nodes.node(id);
-            let (len, used) = (node.rows.len(), used_rows(node, pool));
-            if used == len {
+            let rows = &self.nodes.node(id).rows;
+            // No more of a long leaf is looked at than may go.
+            let from = rows.len().saturating_sub(most.max(1));
+            let keep = from + used_rows(&rows[from..], pool);
+            if keep == rows.len() {
                 // The pool tells when its end loses a holder.
                 self.nodes.pass_over(id);
                 continue;
             }
-            let keep = used.max(len.saturating_sub(most.max(1)));
             let rows = if keep > 0 { self.nodes.shorten(id, keep) } else { self.nodes.detach(id).1 };
             return Some(release(&rows, pool));
         }
@@ -234,9 +235,9 @@ fn common(rows: &[Row], tokens: &[u32]) -> usize {
     whole + rows[whole..].iter().zip(&tokens[whole..]).take_while(|pair| is_same(*pair)).count()
 }
 
-/// Rows of a node up to the last one that somebody else holds.
-fn used_rows(node: &Node, pool: &SlotPool) -> usize {
-    node.rows.iter().rposition(|row| pool.refs(row.slot) > 1).map_or(0, |last| last + 1)
+/// How many rows there are up to the last one that somebody else holds.
+fn used_rows(rows: &[Row], pool: &SlotPool) -> usize {
+    rows.iter().rposition(|row| pool.refs(row.slot) > 1).map_or(0, |last| last + 1)
 }
 
 fn maps(map: &SlotMap, index: usize, slot: SlotId) -> bool {

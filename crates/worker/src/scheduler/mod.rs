@@ -7,8 +7,9 @@
 //!
 //! Order: running sequences by admission. One-row sequences first (decode), then prefill chunks fill the step's
 //! token budget, which is smaller while something decodes: half of it is the oldest prompt's, and the other half goes to
-//! those with least left, so that a short prompt does not wait for all of a long one. Under pressure: rows that only the prefix tree holds go
-//! first, then idle sessions are demoted (least recently used first), then the sequence admitted last is preempted.
+//! those with least left, so that a short prompt does not wait for all of a long one. Under pressure: rows that only the
+//! prefix tree holds go first, then idle sessions are demoted (least recently used first), then the sequence admitted
+//! last is preempted.
 //! Whatever lost its rows keeps its tokens and its prunes, and computes the same rows again. The oldest runner is never
 //! preempted.
 
