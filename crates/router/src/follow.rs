@@ -13,6 +13,7 @@ use tracing::{debug, info, warn};
 
 use crate::metrics::RouterMetrics;
 use crate::reachable::Reachable;
+use crate::roster::Roster;
 use crate::upstream::Upstream;
 use crate::view::View;
 
@@ -34,6 +35,7 @@ pub(crate) struct Follower {
 /// Feeds the view until `stop`.
 pub(crate) async fn follow(store: Arc<dyn Store>, follower: Follower, stop: CancellationToken) {
     let mut failures = 0u32;
+    let mut roster = Roster::default();
     loop {
         // Dropping a watch, or a call for one, leaves nothing behind.
         let watched = tokio::select! {
@@ -49,7 +51,7 @@ pub(crate) async fn follow(store: Arc<dyn Store>, follower: Follower, stop: Canc
                 failures = 0;
                 tokio::select! {
                     () = stop.cancelled() => return,
-                    error = follower.drain(watch, &*store) => error,
+                    error = follower.drain(watch, &*store, &mut roster) => error,
                 }
             }
         };
@@ -71,7 +73,12 @@ pub(crate) async fn follow(store: Arc<dyn Store>, follower: Follower, stop: Canc
 
 impl Follower {
     /// Applies updates until the watch ends, and says why it did.
-    async fn drain(&self, mut watch: Watch, store: &dyn Store) -> Option<StoreError> {
+    async fn drain(
+        &self,
+        mut watch: Watch,
+        store: &dyn Store,
+        roster: &mut Roster,
+    ) -> Option<StoreError> {
         let mut due = Box::pin(tokio::time::sleep(self.pause()));
         loop {
             // A watch gives an update that was not taken to the next who asks.
@@ -92,6 +99,9 @@ impl Follower {
                 Some(Ok(update)) => {
                     if matches!(update.change, Change::Snapshot(_)) {
                         self.metrics.listed();
+                    }
+                    for note in roster.heard(&update) {
+                        info!("{note}");
                     }
                     for unreachable in self.reachable.heard(&update) {
                         warn!("{unreachable}");

@@ -26,6 +26,7 @@ pub(crate) mod prefix;
 pub(crate) mod quota;
 mod reachable;
 pub(crate) mod relay;
+mod roster;
 mod router;
 mod service;
 mod store_service;
