@@ -13,6 +13,7 @@ pub mod keepalive;
 pub mod numbers;
 pub mod request;
 pub mod retention;
+pub mod said;
 pub mod sampling;
 pub mod secret;
 pub mod tasks;

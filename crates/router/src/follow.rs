@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use hawser_common::said::Said;
 use hawser_placement::{Change, Store, StoreError, Watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -32,9 +33,39 @@ pub(crate) struct Follower {
     pub(crate) relist: Option<Duration>,
 }
 
+/// What people know of how the store is. Pure.
+#[derive(Debug, Default)]
+struct Contact {
+    has_answered: bool,
+    said: Said,
+}
+
+impl Contact {
+    /// What to say, if anything, when a try or a watch has failed.
+    fn failed(&mut self, reason: &str) -> Option<&'static str> {
+        let news = if self.has_answered {
+            "lost the placement store; known sessions go on"
+        } else {
+            "cannot reach the placement store yet; trying on, and nothing is served until it answers"
+        };
+        self.said.is_news(reason).then_some(news)
+    }
+
+    /// What to say, if anything, when it answers.
+    fn answers(&mut self) -> Option<&'static str> {
+        let before = std::mem::replace(&mut self.has_answered, true);
+        let was_away = self.said.clear();
+        was_away.then_some(if before {
+            "the placement store answers again"
+        } else {
+            "the placement store answers"
+        })
+    }
+}
+
 /// Feeds the view until `stop`.
 pub(crate) async fn follow(store: Arc<dyn Store>, follower: Follower, stop: CancellationToken) {
-    let mut failures = 0u32;
+    let (mut failures, mut contact) = (0u32, Contact::default());
     let mut roster = Roster::default();
     loop {
         // Dropping a watch, or a call for one, leaves nothing behind.
@@ -45,8 +76,8 @@ pub(crate) async fn follow(store: Arc<dyn Store>, follower: Follower, stop: Canc
         let error = match watched {
             Err(error) => Some(error),
             Ok(watch) => {
-                if failures > 0 {
-                    info!("the placement store answers again");
+                if let Some(news) = contact.answers() {
+                    info!("{news}");
                 }
                 failures = 0;
                 tokio::select! {
@@ -56,9 +87,9 @@ pub(crate) async fn follow(store: Arc<dyn Store>, follower: Follower, stop: Canc
             }
         };
         follower.metrics.lost_the_store();
-        if failures == 0 {
-            let reason = error.map_or_else(|| "the watch ended".to_owned(), |error| error.to_string());
-            warn!(%reason, "lost the placement store; known sessions go on");
+        let reason = error.map_or_else(|| "the watch ended".to_owned(), |error| error.to_string());
+        if let Some(news) = contact.failed(&reason) {
+            warn!(%reason, "{news}");
         }
         let wait = FIRST_BACKOFF * 2u32.saturating_pow(failures.min(10));
         failures += 1;
@@ -73,12 +104,7 @@ pub(crate) async fn follow(store: Arc<dyn Store>, follower: Follower, stop: Canc
 
 impl Follower {
     /// Applies updates until the watch ends, and says why it did.
-    async fn drain(
-        &self,
-        mut watch: Watch,
-        store: &dyn Store,
-        roster: &mut Roster,
-    ) -> Option<StoreError> {
+    async fn drain(&self, mut watch: Watch, store: &dyn Store, roster: &mut Roster) -> Option<StoreError> {
         let mut due = Box::pin(tokio::time::sleep(self.pause()));
         loop {
             // A watch gives an update that was not taken to the next who asks.
@@ -119,5 +145,26 @@ impl Follower {
     /// Until the next list, a random fifth more or less, so that routers do not list at the same time.
     fn pause(&self) -> Duration {
         self.relist.map_or(Duration::MAX, |relist| relist.mul_f64(0.8 + 0.4 * rand::random::<f64>()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_is_lost_only_if_it_was_there() {
+        let mut contact = Contact::default();
+        let told = contact.failed("connection refused").unwrap();
+        assert!(told.contains("cannot reach") && told.contains("yet") && !told.contains("lost"), "{told}");
+        assert_eq!(contact.failed("connection refused"), None, "once for each reason");
+        assert!(contact.failed("not let in").unwrap().contains("cannot reach"));
+        assert_eq!(contact.answers(), Some("the placement store answers"));
+        assert_eq!(contact.answers(), None);
+        assert!(contact.failed("connection refused").unwrap().contains("lost"));
+        assert_eq!(contact.failed("connection refused"), None);
+        assert_eq!(contact.answers(), Some("the placement store answers again"));
+        assert!(contact.failed("connection refused").is_some(), "each time anew");
+        assert_eq!(Contact::default().answers(), None, "a store that is there is no news");
     }
 }
