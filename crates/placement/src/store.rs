@@ -90,11 +90,9 @@ pub type Watch = BoxStream<'static, Result<Update, StoreError>>;
 pub enum StoreError {
     #[error("lease {lease} is not held: it expired or was revoked; register again")]
     LeaseGone { lease: LeaseId },
-    #[error(
-        "group {} is registered by another worker (epoch {}); choose another group id, or wait for its lease to end",
-        holder.group, holder.epoch
-    )]
-    GroupTaken { holder: Owner },
+    /// [`StoreError::taken`] makes one.
+    #[error("{reason}")]
+    GroupTaken { holder: Owner, reason: String },
     #[error("{reason}")]
     Invalid { reason: String },
     /// The store does not let this process in, whatever it asks.
@@ -104,6 +102,19 @@ pub enum StoreError {
     Full { reason: String },
     #[error("the placement store does not answer: {reason}")]
     Unreachable { reason: String },
+}
+
+impl StoreError {
+    /// The group's name is `holder`'s, which is registered with this address. The text goes over the wire as it is.
+    #[must_use]
+    pub fn taken(holder: Owner, address: &str) -> Self {
+        let Owner { group, epoch } = &holder;
+        let reason = format!(
+            "the name {group} is taken: the worker at {address} is registered with it (epoch {epoch}); wait until that \
+             one has left, or give this one another name (--group, worker.group)"
+        );
+        Self::GroupTaken { holder, reason }
+    }
 }
 
 impl Coded for StoreError {
@@ -120,7 +131,7 @@ impl Coded for StoreError {
 
     fn owner(&self) -> Option<&Owner> {
         match self {
-            Self::GroupTaken { holder } => Some(holder),
+            Self::GroupTaken { holder, .. } => Some(holder),
             Self::LeaseGone { .. }
             | Self::Invalid { .. }
             | Self::Denied { .. }

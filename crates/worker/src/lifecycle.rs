@@ -26,7 +26,7 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
 pub use follow::{FollowerError, follow_leader, follow_leader_observed};
-use left::give_back_taken;
+use left::{give_back_taken, look};
 pub use load::{LoadError, LoadReport};
 use load::{Loaded, load};
 use report::{report_capacity, report_health};
@@ -41,6 +41,9 @@ use crate::session::{Sessions, SessionsOptions};
 
 /// How often idle sessions are looked at.
 const SWEEP_PERIOD: Duration = Duration::from_secs(10);
+
+/// Longest that a group which starts looks whether its name is free; it registers with it only later.
+const NAME_LIMIT: Duration = Duration::from_secs(5);
 
 /// Why a group did not start.
 #[derive(Debug, Error)]
@@ -130,6 +133,7 @@ impl Worker {
             .await
             .and_then(|listener| Ok((listener.local_addr()?, listener)))
             .map_err(|source| StartError::Listen { address: options.listen, source })?;
+        warn_of_taken(&options.group, &*store).await;
         let loading = options.clone();
         let (timer, tracer) = (clock.clone(), telemetry.tracer.clone());
         let loaded = tokio::task::spawn_blocking(move || load(&loading, &timer, &tracer))
@@ -204,6 +208,15 @@ impl Worker {
             (WorkerService::new(Arc::clone(&shared), model), HandoverService::new(Arc::clone(&shared)));
         spawn_server(&tasks, services, &registration, (listener, server))?;
         Ok(WorkerHandle { address, shared, tasks, thread: Some(thread), report })
+    }
+}
+
+/// Says so where another worker has the group's name: a model may take minutes to load, after which the group would wait.
+async fn warn_of_taken(group: &str, store: &dyn Store) {
+    let Ok(Some(snapshot)) = tokio::time::timeout(NAME_LIMIT, look(store)).await else { return };
+    if let Some(holder) = snapshot.groups.iter().find(|record| record.id.as_str() == group) {
+        let taken = StoreError::taken(holder.owner(), &holder.address);
+        tracing::warn!("{taken}; this one will wait for it once its model is loaded");
     }
 }
 

@@ -101,7 +101,7 @@ fn refused(status: &Status, lease: LeaseId) -> StoreError {
     let reason = fault.message;
     match (fault.code, fault.owner) {
         (ErrorCode::NotFound, _) => StoreError::LeaseGone { lease },
-        (ErrorCode::StaleOwner, Some(holder)) => StoreError::GroupTaken { holder },
+        (ErrorCode::StaleOwner, Some(holder)) => StoreError::GroupTaken { holder, reason },
         (ErrorCode::Invalid, _) => StoreError::Invalid { reason },
         (ErrorCode::Unauthenticated | ErrorCode::Forbidden, _) => StoreError::Denied { reason },
         (ErrorCode::Exhausted, _) => StoreError::Full { reason },

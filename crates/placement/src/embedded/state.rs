@@ -140,7 +140,7 @@ impl State {
             Some(_) => {}
             None => {
                 if let Some(holder) = self.groups.get(&record.id) {
-                    return Err(StoreError::GroupTaken { holder: holder.owner() });
+                    return Err(StoreError::taken(holder.owner(), &holder.address));
                 }
             }
         }

@@ -19,7 +19,7 @@ use hawser_common::{Epoch, GroupId, SessionKey};
 use super::fault::Fault;
 use super::keys::{Key, Keys};
 use super::link::Link;
-use super::values::{write_capacity, write_group};
+use super::values::{read_group, write_capacity, write_group};
 use super::watch::unsigned;
 use super::{IN_FLIGHT, claims, lease_number};
 use crate::store::{Lease, LeaseId, StoreError};
@@ -163,7 +163,7 @@ impl Registry {
             .or_else([TxnOp::get(key, None)]);
         let response = self.txn(lease, txn).await?;
         let epoch = registered(&response, id, &record.id).map_err(|refused| match refused {
-            Refused::Taken(holder) => StoreError::GroupTaken { holder },
+            Refused::Taken(holder, address) => StoreError::taken(holder, &address),
             Refused::Malformed(fault) => fault.into_error(lease),
         })?;
         self.remember(lease, Owner { group: record.id, epoch });
@@ -280,7 +280,8 @@ impl Registry {
 }
 
 enum Refused {
-    Taken(Owner),
+    /// By whom, and where that one is.
+    Taken(Owner, String),
     Malformed(Fault),
 }
 
@@ -299,5 +300,10 @@ fn registered(response: &TxnResponse, lease: i64, group: &GroupId) -> Result<Epo
         return Err(Refused::Malformed(claims::malformed("a group is neither there nor not there")));
     };
     let epoch = Epoch(unsigned(kv.create_revision()));
-    if kv.lease() == lease { Ok(epoch) } else { Err(Refused::Taken(Owner { group: group.clone(), epoch })) }
+    if kv.lease() == lease {
+        return Ok(epoch);
+    }
+    let read = read_group(group.clone(), epoch, kv.value());
+    let address = read.map_or_else(|_| "an address that cannot be read".to_owned(), |record| record.address);
+    Err(Refused::Taken(Owner { group: group.clone(), epoch }, address))
 }

@@ -54,7 +54,8 @@ pub(super) async fn give_back_taken(shared: Arc<Shared>, store: Arc<dyn Store>, 
     }
 }
 
-async fn look(store: &dyn Store) -> Option<Snapshot> {
+/// Everything there is in the store; `None` where it does not say.
+pub(super) async fn look(store: &dyn Store) -> Option<Snapshot> {
     let mut watch = store.watch().await.ok()?;
     match watch.next().await?.ok()?.change {
         Change::Snapshot(snapshot) => Some(snapshot),
