@@ -2,6 +2,7 @@
 //!
 //! Owns the words and nothing that acts: no gRPC, no etcd, no tensors.
 
+pub mod cause;
 pub mod chat;
 pub mod clock;
 pub mod config;

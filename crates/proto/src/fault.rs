@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::time::Duration;
 
+use hawser_common::cause::innermost;
 use hawser_common::group::Owner;
 use hawser_common::{Coded, Epoch, ErrorCode, GroupId};
 use prost::Message as _;
@@ -68,6 +69,8 @@ pub fn fault(status: &Status) -> Fault {
     }
     let origin = if refused_to_connect(status) { Origin::Connect } else { Origin::Transport };
     let message = match message.as_str() {
+        // tonic's own text, "tcp connect error" or what TLS calls it, is none for people.
+        _ if origin == Origin::Connect => innermost(status),
         "" => format!("the call failed: {}", status.code()),
         TIMER => "there was no answer within the call's time".to_owned(),
         _ => message,

@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use hawser_common::cause::innermost;
 use hawser_common::tls::{ClientTls, InvalidTls, ServerTls};
 use hawser_common::{Coded, ErrorCode, Keepalive};
 use thiserror::Error;
@@ -163,16 +164,6 @@ fn is_place(uri: &Uri) -> bool {
     let whole = port.map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"));
     let is_bare = matches!(uri.path(), "" | "/") && uri.query().is_none();
     !host.is_empty() && port != Some(0) && authority.as_str() == whole && is_bare
-}
-
-/// The cause that says most: tonic's own texts are "transport error".
-#[must_use]
-pub fn innermost(error: &dyn std::error::Error) -> String {
-    let mut deepest = error;
-    while let Some(next) = deepest.source() {
-        deepest = next;
-    }
-    deepest.to_string()
 }
 
 #[cfg(test)]

@@ -3,7 +3,10 @@
 //! etcd tells its errors apart by gRPC code and text; both are read here and nowhere else. The codes are numbers,
 //! because the types of gRPC are no business of this crate.
 
+use std::error::Error as _;
+
 use etcd_client::Error;
+use hawser_common::cause::innermost;
 
 use crate::store::{LeaseId, StoreError};
 
@@ -52,7 +55,11 @@ impl Fault {
 impl From<Error> for Fault {
     fn from(error: Error) -> Self {
         match error {
-            Error::GRpcStatus(status) => of_status(status.code() as i32, status.message()),
+            // What has a cause was made on this side, and etcd has said nothing.
+            Error::GRpcStatus(status) => match status.source() {
+                Some(cause) => Self::Unreachable(innermost(cause)),
+                None => of_status(status.code() as i32, status.message()),
+            },
             // The client's own word for a renewal that was answered with no time left. Its other one is for a
             // connection that broke, after which the lease may well live.
             Error::LeaseKeepAliveError(reason) if reason == "lease not found" => Self::LeaseGone,
@@ -61,8 +68,8 @@ impl From<Error> for Fault {
             | Error::Utf8Error(_)
             | Error::InvalidMetadataValue(_)
             | Error::EndpointsNotManaged => Self::Invalid(error.to_string()),
+            Error::TransportError(error) => Self::Unreachable(innermost(&error)),
             Error::IoError(_)
-            | Error::TransportError(_)
             | Error::WatchError(_)
             | Error::LeaseKeepAliveError(_)
             | Error::ElectError(_)

@@ -132,8 +132,13 @@ async fn a_router_takes_no_worker_that_it_cannot_check() {
     for (worker, scheme, dial, says) in [
         (&ServerTls::default(), "http", &inner.client, "plain text"),
         (&inner.server, "https", &ClientTls::default(), "needs TLS"),
-        (&other.server, "https", &inner.client, ""),
-        (&inner.server, "https", &without_own(&inner.client), ""),
+        (
+            &other.server,
+            "https",
+            &inner.client,
+            "is not accepted here: it is signed by none of the authorities",
+        ),
+        (&inner.server, "https", &without_own(&inner.client), "does not accept this end's certificate: none"),
     ] {
         let running = start(&ServerTls::default(), dial);
         let _worker = running.worker(worker, scheme).await;

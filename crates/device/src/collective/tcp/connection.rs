@@ -10,6 +10,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use hawser_common::cause::{in_words, of_certificate};
 use hawser_common::clock::{Clock, Tick};
 use rustls::AlertDescription;
 use rustls::pki_types::ServerName;
@@ -31,8 +32,8 @@ pub enum ConnectionError {
     TalksPlainText,
     #[error("its certificate is not accepted here: {reason}")]
     Untrusted { reason: String },
-    #[error("it does not accept this rank's certificate ({alert})")]
-    NotTrusted { alert: String },
+    #[error("it does not accept this rank's certificate: {reason}")]
+    NotTrusted { reason: String },
     #[error("{name:?} is neither a name nor an address that could stand in a certificate")]
     Name { name: String },
     #[error("TLS: {reason}")]
@@ -64,7 +65,9 @@ impl From<rustls::Error> for ConnectionError {
     fn from(error: rustls::Error) -> Self {
         use AlertDescription as Alert;
         match error {
-            rustls::Error::InvalidCertificate(reason) => Self::Untrusted { reason: reason.to_string() },
+            rustls::Error::InvalidCertificate(reason) => {
+                Self::Untrusted { reason: of_certificate(&reason.to_string()) }
+            }
             rustls::Error::NoCertificatesPresented => Self::Untrusted { reason: "it shows none".to_owned() },
             // By these the other end says what it thinks of a certificate; the last two, also of a signature by a key
             // that is not its own, and of none at all.
@@ -78,8 +81,8 @@ impl From<rustls::Error> for ConnectionError {
                 | Alert::AccessDenied
                 | Alert::DecryptError
                 | Alert::CertificateRequired),
-            ) => Self::NotTrusted { alert: format!("{alert:?}") },
-            other => Self::Tls { reason: other.to_string() },
+            ) => Self::NotTrusted { reason: of_certificate(&format!("{alert:?}")) },
+            other => Self::Tls { reason: in_words(&other.to_string()) },
         }
     }
 }

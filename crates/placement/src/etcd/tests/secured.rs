@@ -95,9 +95,15 @@ async fn with_certificates_both_sides_show_theirs() {
     let other_folder = tempfile::tempdir().unwrap();
     let [other, _] = certificates(other_folder.path());
     let foreign = EtcdOptions { ca_file: Some(other.ca), ..options.clone() };
-    for wrong in [bare, foreign] {
-        let refused = EtcdStore::new(&wrong).unwrap().grant(LONG).await;
-        assert!(matches!(refused, Err(StoreError::Unreachable { .. })), "{refused:?}");
+    for (wrong, says) in [
+        (bare, "does not accept this end's certificate"),
+        (foreign, "is not accepted here: it is signed by none of the authorities"),
+    ] {
+        let refused = EtcdStore::new(&wrong).unwrap().grant(LONG).await.unwrap_err();
+        assert!(
+            matches!(&refused, StoreError::Unreachable { reason } if reason.contains(says)),
+            "{refused:?}"
+        );
     }
     let missing = EtcdOptions { ca_file: Some("nowhere.pem".into()), ..options };
     let error = EtcdStore::new(&missing).unwrap_err().to_string();
