@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use hawser_common::clock::{Clock, Tick};
+use hawser_common::said::Said;
 use hawser_common::telemetry::Telemetry;
 use hawser_common::{Coded, ErrorCode};
 use hawser_device::collective::{RankTls, RankTlsError};
@@ -52,11 +53,25 @@ struct Tries {
     taken_limit: Duration,
     /// Since when every try was told that another process has the rank.
     taken: Option<Tick>,
+    said: Said,
 }
 
 impl Tries {
     fn new(rank_timeout: Duration) -> Self {
-        Self { taken_limit: TAKEN_LIMIT.max(rank_timeout * TAKEN_TIMEOUTS), taken: None }
+        Self {
+            taken_limit: TAKEN_LIMIT.max(rank_timeout * TAKEN_TIMEOUTS),
+            taken: None,
+            said: Said::default(),
+        }
+    }
+
+    /// Whether people have yet to hear of this one.
+    fn is_news(&mut self, error: &FollowError) -> bool {
+        if matches!(error, FollowError::Rank(_)) {
+            // It had joined: the same may end a group twice.
+            self.said.clear();
+        }
+        self.said.is_news(&error.to_string())
     }
 
     /// How long to wait before the next one; `None`: there is none.
@@ -108,7 +123,9 @@ pub fn follow_leader_observed(options: &WorkerOptions, telemetry: &Telemetry) ->
     loop {
         let Err(error) = follower.run(rand::random()) else { return Ok(()) };
         let Some(wait) = tries.after(&error, clock.now()) else { return Err(error.into()) };
-        tracing::warn!(rank = options.rank, %error, "trying to join the group again");
+        if tries.is_news(&error) {
+            tracing::warn!(rank = options.rank, %error, "not in the group; trying on");
+        }
         std::thread::sleep(wait.mul_f64(0.5 + rand::random::<f64>()));
     }
 }
@@ -118,6 +135,7 @@ mod tests {
     use hawser_device::collective::ConnectionError;
 
     use super::*;
+    use crate::ranks::RankError;
 
     #[test]
     fn a_rank_that_another_process_keeps_is_given_up_and_one_that_is_let_go_is_not() {
@@ -137,6 +155,14 @@ mod tests {
         let mut patient = Tries::new(Duration::from_secs(60));
         assert_eq!(patient.after(&taken, at(0)), Some(TAKEN_RETRY));
         assert_eq!(patient.after(&taken, at(179)), Some(TAKEN_RETRY), "a leader may take so long to notice");
+        let mut tries = Tries::new(Duration::from_secs(2));
+        assert!(tries.is_news(&taken) && !tries.is_news(&taken), "it is said once");
+        assert!(
+            tries.is_news(&away) && !tries.is_news(&away) && tries.is_news(&taken),
+            "and when it changes"
+        );
+        let lost = FollowError::Rank(RankError::Tables { step: 64 });
+        assert!(tries.is_news(&lost) && tries.is_news(&lost), "each time that a group ends");
         let said = taken.to_string();
         assert!(said.contains("rank 1 of 2 is taken") && said.contains("other:1"), "{said}");
     }

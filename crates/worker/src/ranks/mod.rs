@@ -5,6 +5,7 @@
 //! ends the group instead of leaving a command out.
 
 mod command;
+mod door;
 mod engine;
 mod follower;
 mod formation;

@@ -17,6 +17,7 @@ use hawser_model::executor::{Executor, ExecutorOptions};
 use hawser_model::layers::Model;
 use thiserror::Error;
 
+use super::door::Door;
 use super::follower::follow;
 use super::formation::{FormError, Formation};
 use super::leader::Leader;
@@ -56,7 +57,7 @@ pub struct Processes {
     /// Where the ranks of the group that formed last are, at `rank - 1`.
     holders: Vec<String>,
     /// Held by each thread that talks to a process which comes too late.
-    door: Arc<()>,
+    door: Arc<Door>,
     watch: Option<RankWatch>,
     tls: Option<RankTls>,
 }
@@ -119,7 +120,7 @@ impl Processes {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let joined = (1..world).map(|_| Joining::default()).collect();
-        let (holders, door, watch, tls) = (Vec::new(), Arc::new(()), None, None);
+        let (holders, door, watch, tls) = (Vec::new(), Arc::new(Door::new(world)), None, None);
         Ok(Self {
             listener,
             shard,
@@ -164,7 +165,9 @@ impl Processes {
             loop {
                 match self.listener.accept() {
                     Ok((stream, from)) => {
-                        if let Err(error) = self.greet(stream, from) {
+                        if let Err(error) = self.greet(stream, from)
+                            && self.door.is_news(0, from, &error.to_string())
+                        {
                             tracing::warn!(%from, %error, "a connection is no rank of this group");
                         }
                         break;
@@ -187,13 +190,17 @@ impl Processes {
     fn greet(&mut self, stream: TcpStream, from: SocketAddr) -> Result<(), ConnectionError> {
         let (hello, connection) = greeted(stream, self.tls.as_ref(), &self.clock)?;
         if let Some(reason) = hello.refused(&self.model, self.world) {
-            tracing::warn!(rank = hello.rank, %reason, "a rank was refused");
+            if self.door.is_news(hello.rank, from, &reason) {
+                tracing::warn!(rank = hello.rank, %from, %reason, "a rank was refused");
+            }
             return say(&connection, &Welcome::Refused { reason }, PATIENCE);
         }
         let joining = &mut self.joined[hello.rank - 1];
         if joining.is_taken(hello.attempt) {
             let by = joining.from.clone();
-            tracing::warn!(rank = hello.rank, %from, %by, "two processes want to be the same rank");
+            if self.door.is_news(hello.rank, from, &by) {
+                tracing::warn!(rank = hello.rank, %from, %by, "two processes want to be the same rank");
+            }
             return say(&connection, &Welcome::Taken { by }, PATIENCE);
         }
         if joining.attempt != hello.attempt {
@@ -221,6 +228,7 @@ impl Processes {
         };
         let (mut commands, mut sums) = (Vec::new(), Vec::new());
         self.holders.clear();
+        self.door.clear();
         for joining in &mut self.joined {
             let Joining { commands: command, sums: sum, from, .. } = std::mem::take(joining);
             self.holders.push(from);
@@ -264,7 +272,7 @@ impl Formation for Processes {
                 clock: self.clock.clone(),
                 model: self.model.clone(),
                 holders: self.holders.clone(),
-                _place: Arc::clone(&self.door),
+                place: Arc::clone(&self.door),
             };
             let answering = std::thread::Builder::new().name("hawser-door".to_owned()).spawn(move || {
                 if let Err(error) = late.answer(stream, from) {
@@ -284,7 +292,7 @@ struct Late {
     clock: Clock,
     model: String,
     holders: Vec<String>,
-    _place: Arc<()>,
+    place: Arc<Door>,
 }
 
 impl Late {
@@ -294,9 +302,12 @@ impl Late {
             Some(reason) => Welcome::Refused { reason },
             None => Welcome::Taken { by: self.holders[hello.rank - 1].clone() },
         };
-        if hello.channel == Channel::Commands {
-            let is_taken = matches!(answer, Welcome::Taken { .. });
-            tracing::warn!(rank = hello.rank, %from, is_taken, "a process wants to be a rank of a group that is whole");
+        let reason = match &answer {
+            Welcome::Refused { reason } => reason.clone(),
+            _ => "it is taken".to_owned(),
+        };
+        if self.place.is_news(hello.rank, from, &reason) {
+            tracing::warn!(rank = hello.rank, %from, %reason, "a process wants to be a rank of a group that is whole");
         }
         say(&connection, &answer, PATIENCE)
     }
