@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::server::{Shared, WorkerService};
 
-/// Shortest time between two reports: counting sessions walks all of them, and the store is told once a second.
+/// Shortest time between two reports: the store is told once a second.
 const REPORT_PERIOD: Duration = Duration::from_millis(200);
 /// Longest: claims may have ended while nothing ran.
 const CLAIMS_PERIOD: Duration = Duration::from_secs(1);

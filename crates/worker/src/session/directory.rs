@@ -1,6 +1,6 @@
 //! The sessions of this group, each checked out by one turn at a time.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -49,10 +49,34 @@ struct Entry {
     summary: Mutex<Summary>,
 }
 
+#[derive(Debug, Default)]
+struct Entries {
+    by_key: HashMap<SessionKey, Arc<Entry>>,
+    /// How many of them are claimed under each term: the same as a walk over their summaries would find, which is too
+    /// much to do again and again. No term is kept without a session.
+    claimed: BTreeMap<u64, usize>,
+}
+
+impl Entries {
+    /// A session's claim is another one from now on.
+    fn moves(&mut self, from: Option<u64>, to: Option<u64>) {
+        if let Some(term) = to {
+            *self.claimed.entry(term).or_default() += 1;
+        }
+        let Some(term) = from else { return };
+        if let Some(count) = self.claimed.get_mut(&term) {
+            *count -= 1;
+            if *count == 0 {
+                self.claimed.remove(&term);
+            }
+        }
+    }
+}
+
 /// All sessions. Shared by the server's tasks; its locks are held for map operations only.
 #[derive(Debug)]
 pub struct Sessions {
-    entries: Mutex<HashMap<SessionKey, Arc<Entry>>>,
+    entries: Mutex<Entries>,
     options: SessionsOptions,
     clock: Clock,
 }
@@ -79,10 +103,10 @@ impl Drop for Waiting<'_> {
 impl Sessions {
     #[must_use]
     pub fn new(options: SessionsOptions, clock: Clock) -> Arc<Self> {
-        Arc::new(Self { entries: Mutex::new(HashMap::new()), options, clock })
+        Arc::new(Self { entries: Mutex::default(), options, clock })
     }
 
-    fn entries(&self) -> std::sync::MutexGuard<'_, HashMap<SessionKey, Arc<Entry>>> {
+    fn entries(&self) -> std::sync::MutexGuard<'_, Entries> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -111,7 +135,7 @@ impl Sessions {
     /// Checks a session out that is here, and that nobody has or waits for. Checked in unchanged, it counts as used last
     /// when it was before.
     pub fn try_checkout(self: &Arc<Self>, key: &SessionKey) -> Option<Held> {
-        let entry = Arc::clone(self.entries().get(key)?);
+        let entry = Arc::clone(self.entries().by_key.get(key)?);
         if entry.waiting.load(Ordering::Relaxed) > 0 {
             return None;
         }
@@ -128,7 +152,7 @@ impl Sessions {
         entry: Arc<Entry>,
         transcript: OwnedMutexGuard<Transcript>,
     ) -> Option<Held> {
-        if self.entries().get(key).is_none_or(|current| !Arc::ptr_eq(current, &entry)) {
+        if self.entries().by_key.get(key).is_none_or(|current| !Arc::ptr_eq(current, &entry)) {
             return None;
         }
         entry.summary().busy = true;
@@ -139,16 +163,17 @@ impl Sessions {
     /// Whether a session is held.
     #[must_use]
     pub fn contains(&self, key: &SessionKey) -> bool {
-        self.entries().contains_key(key)
+        self.entries().by_key.contains_key(key)
     }
 
     fn entry(&self, key: &SessionKey) -> Result<Arc<Entry>, TurnError> {
         let mut entries = self.entries();
-        if let Some(entry) = entries.get(key) {
+        if let Some(entry) = entries.by_key.get(key) {
             return Ok(Arc::clone(entry));
         }
-        if entries.len() >= self.options.max_sessions {
-            return Err(TurnError::TooManySessions { sessions: entries.len() });
+        let sessions = entries.by_key.len();
+        if sessions >= self.options.max_sessions {
+            return Err(TurnError::TooManySessions { sessions });
         }
         let transcript = Transcript { created_unix_s: unix_seconds(), ..Transcript::default() };
         let summary = Summary { last_used: self.clock.now(), ..Summary::default() };
@@ -158,27 +183,27 @@ impl Sessions {
             wanted: Notify::new(),
             summary: Mutex::new(summary),
         });
-        entries.insert(key.clone(), Arc::clone(&entry));
+        entries.by_key.insert(key.clone(), Arc::clone(&entry));
         Ok(entry)
     }
 
     /// One session's summary.
     #[must_use]
     pub fn summary(&self, key: &SessionKey) -> Option<Summary> {
-        self.entries().get(key).map(|entry| entry.summary().clone())
+        self.entries().by_key.get(key).map(|entry| entry.summary().clone())
     }
 
     /// Summaries of all sessions that `wanted` names.
     pub fn summaries(&self, wanted: impl Fn(&SessionKey) -> bool) -> Vec<(SessionKey, Summary)> {
         let entries = self.entries();
-        let chosen = entries.iter().filter(|(key, _)| wanted(key));
+        let chosen = entries.by_key.iter().filter(|(key, _)| wanted(key));
         chosen.map(|(key, entry)| (key.clone(), entry.summary().clone())).collect()
     }
 
     /// How many sessions are claimed under `term`.
     #[must_use]
     pub fn owned(&self, term: u64) -> usize {
-        self.entries().values().filter(|entry| entry.summary().claimed == Some(term)).count()
+        self.entries().claimed.get(&term).copied().unwrap_or(0)
     }
 
     /// Idle sessions that are here and not claimed under `term`.
@@ -186,7 +211,12 @@ impl Sessions {
     pub fn left_over(&self, term: u64) -> Vec<SessionKey> {
         let left = |summary: &Summary| !summary.busy && summary.claimed != Some(term);
         let entries = self.entries();
-        entries.iter().filter(|(_, entry)| left(&entry.summary())).map(|(key, _)| key.clone()).collect()
+        entries
+            .by_key
+            .iter()
+            .filter(|(_, entry)| left(&entry.summary()))
+            .map(|(key, _)| key.clone())
+            .collect()
     }
 
     /// Sessions that have been idle for longer than the limit, to be closed by the caller.
@@ -196,7 +226,12 @@ impl Sessions {
         let limit = self.options.idle_limit;
         let idle = |summary: &Summary| !summary.busy && now.since(summary.last_used) > limit;
         let entries = self.entries();
-        entries.iter().filter(|(_, entry)| idle(&entry.summary())).map(|(key, _)| key.clone()).collect()
+        entries
+            .by_key
+            .iter()
+            .filter(|(_, entry)| idle(&entry.summary()))
+            .map(|(key, _)| key.clone())
+            .collect()
     }
 }
 
@@ -215,7 +250,9 @@ impl Held {
     /// The store has given it to this group, under this term of its registration.
     pub fn own(&mut self, term: u64) {
         self.claimed = Some(term);
-        self.entry.summary().claimed = Some(term);
+        let mut entries = self.sessions.entries();
+        let before = self.entry.summary().claimed.replace(term);
+        entries.moves(before, Some(term));
     }
 
     /// Forgets the session, whatever was committed to it.
@@ -262,8 +299,10 @@ impl Drop for Held {
     fn drop(&mut self) {
         let Some(transcript) = self.transcript.take() else { return };
         let mut entries = self.sessions.entries();
+        let mut summary = self.entry.summary();
+        let claimed = transcript.claimed.filter(|_| transcript.is_kept());
+        entries.moves(summary.claimed, claimed);
         if transcript.is_kept() {
-            let mut summary = self.entry.summary();
             *summary = Summary {
                 turns: transcript.turns,
                 tokens: transcript.tokens.len(),
@@ -271,11 +310,12 @@ impl Drop for Held {
                 last_used: self.used.unwrap_or_else(|| self.sessions.clock.now()),
                 came: summary.came,
                 retention: transcript.retention.clone(),
-                claimed: transcript.claimed,
+                claimed,
             };
         } else {
-            entries.remove(&self.key);
+            entries.by_key.remove(&self.key);
         }
+        drop(summary);
         // Unlocked before the map, so that whoever waits sees the map as this turn left it.
         drop(transcript);
     }
@@ -284,6 +324,7 @@ impl Drop for Held {
 #[cfg(test)]
 mod tests {
     use hawser_common::{SessionId, TenantId};
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -295,6 +336,58 @@ mod tests {
         let options =
             SessionsOptions { max_sessions: 8, max_waiting: 1, idle_limit: Duration::from_secs(60) };
         Sessions::new(options, Clock::manual().0)
+    }
+
+    /// What a turn, or whoever else checks one of three sessions out, does with it.
+    #[derive(Clone, Copy, Debug)]
+    enum Does {
+        TakesOut,
+        Owns(u64),
+        GivesUp,
+        Commits,
+        Forgets,
+        PutsBack,
+    }
+
+    fn does() -> impl Strategy<Value = (usize, Does)> {
+        let what = prop_oneof![
+            Just(Does::TakesOut),
+            (0..4u64).prop_map(Does::Owns),
+            Just(Does::GivesUp),
+            Just(Does::Commits),
+            Just(Does::Forgets),
+            Just(Does::PutsBack)
+        ];
+        (0..3usize, what)
+    }
+
+    proptest! {
+        #[test]
+        fn the_count_of_owned_sessions_is_that_of_a_walk(history in prop::collection::vec(does(), 0..80)) {
+            let sessions = directory();
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let mut out: [Option<Held>; 3] = [None, None, None];
+            for (index, what) in history {
+                let name = key(["a", "b", "c"][index]);
+                match (what, &mut out[index]) {
+                    (Does::TakesOut, place @ None) => {
+                        *place = Some(runtime.block_on(sessions.checkout(&name)).unwrap());
+                    }
+                    (Does::Owns(term), Some(held)) => held.own(term),
+                    (Does::GivesUp, Some(held)) => held.claimed = None,
+                    (Does::Commits, Some(held)) => held.opened = true,
+                    (Does::Forgets, place @ Some(_)) => place.take().into_iter().for_each(Held::forget),
+                    (Does::PutsBack, place) => *place = None,
+                    (_, _) => {}
+                }
+                let summaries = sessions.summaries(|_| true);
+                for term in 0..4 {
+                    let walked = summaries.iter().filter(|(_, summary)| summary.claimed == Some(term)).count();
+                    prop_assert_eq!(sessions.owned(term), walked, "term {} after {:?}", term, what);
+                }
+                prop_assert!(sessions.entries().claimed.len() <= summaries.len(), "no term without a session");
+            }
+        }
     }
 
     #[tokio::test]
