@@ -19,7 +19,7 @@ const SIMULATED: [&str; 6] = [
     "worker.share_prefixes=false",
 ];
 
-fn simulated<'a>(joins: [&'a str; 2], group: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+pub(crate) fn simulated<'a>(joins: [&'a str; 2], group: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let mut arguments = vec!["worker", joins[0], joins[1], "--group", group];
     arguments.extend(SIMULATED);
     arguments.extend(more);
@@ -37,7 +37,7 @@ async fn say(client: &Client, session: &str, text: &str) -> String {
     run(client, chat_request(session, &[(wire::Role::User, text)], 4)).await.unwrap().group
 }
 
-async fn groups(client: &Client) -> Vec<wire::Group> {
+pub(crate) async fn groups(client: &Client) -> Vec<wire::Group> {
     client.list_groups().await.unwrap_or_default()
 }
 

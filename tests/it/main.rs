@@ -20,6 +20,7 @@ mod move_kills;
 mod moving;
 mod netns;
 mod network;
+mod news;
 mod partition;
 mod process;
 mod processes;

@@ -169,6 +169,20 @@ impl Server {
         tokio::time::timeout(LIMIT, search).await.expect("the server says it")
     }
 
+    /// Waits until standard error, which was kept, has `mark` in it, and gives what was said there so far.
+    pub(crate) async fn complaint(&mut self, mark: &str) -> String {
+        let errors = self.child.stderr.as_mut().expect("its standard error was kept");
+        let mut said = Vec::new();
+        let search = async {
+            while !String::from_utf8_lossy(&said).contains(mark) {
+                let read = errors.read_buf(&mut said).await.unwrap();
+                assert!(read > 0, "it ended without saying {mark:?}: {}", String::from_utf8_lossy(&said));
+            }
+        };
+        tokio::time::timeout(LIMIT, search).await.expect("it says so");
+        String::from_utf8(said).unwrap()
+    }
+
     /// How it ended, and what it said on standard error where that was kept.
     pub(crate) async fn outcome(mut self) -> (Option<i32>, String) {
         let mut said = String::new();

@@ -17,7 +17,7 @@ pub mod store;
 pub use embedded::{EmbeddedOptions, EmbeddedStore};
 pub use etcd::{EtcdOptions, EtcdStore, InvalidEtcdOptions};
 pub use metrics::{METRICS, PlacementMetrics};
-pub use registration::{ClaimError, Registration, RegistrationHandle, Standing};
+pub use registration::{ClaimError, Registration, RegistrationHandle, Standing, Terms};
 pub use store::{
     Change, ClaimOutcome, Event, Lease, LeaseId, MAX_BATCH, Snapshot, Store, StoreError, StoreFuture, Update,
     Watch,

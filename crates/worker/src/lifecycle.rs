@@ -15,7 +15,7 @@ use hawser_common::group::{Capacity, GroupRecord};
 use hawser_common::tasks::Tasks;
 use hawser_common::telemetry::Telemetry;
 use hawser_common::{Coded, Epoch, ErrorCode, GroupId};
-use hawser_placement::{PlacementMetrics, Registration, RegistrationHandle, Store, StoreError};
+use hawser_placement::{PlacementMetrics, Registration, RegistrationHandle, Store, StoreError, Terms};
 use hawser_proto::transport::{self, Dial};
 use hawser_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES, TlsError, v1};
 use thiserror::Error;
@@ -173,7 +173,8 @@ impl Worker {
         let moves = Moves::new(&options, shape, Peers::new(Arc::clone(&store)), dial);
         let (placing, told) = (PlacementMetrics::new(&meter), Arc::clone(&store));
         let registration = if *driver.is_up().borrow() {
-            Registration::start_observed(store, clock.clone(), &tasks, record, ttl, placing).await?
+            let terms = Terms { ttl, away_limit: options.join_wait };
+            Registration::start_observed(store, clock.clone(), &tasks, record, terms, placing).await?
         } else {
             // Followed below: it comes into the cluster once all of its ranks are there.
             Registration::start_suspended(store, clock.clone(), &tasks, record, ttl, placing)

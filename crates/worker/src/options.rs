@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use hawser_common::retention::{InvalidRetention, Retention};
 use hawser_common::tls::{ClientTls, InvalidTls, MutualTls, ServerTls};
@@ -121,6 +122,10 @@ pub struct WorkerOptions {
     pub stream_buffer: usize,
     /// Milliseconds that the placement store keeps the group after its last sign of life.
     pub lease_ttl_ms: u64,
+    /// Longest that the first registration waits for a store that does not answer; `None`: as long as it takes. The
+    /// process's `join_wait_s`.
+    #[serde(skip)]
+    pub join_wait: Option<Duration>,
     /// Keep rows of prompts that have ended, for others of the same tenant that begin alike; given up first when slots
     /// are needed.
     pub share_prefixes: bool,
@@ -180,6 +185,7 @@ impl Default for WorkerOptions {
             session_idle_s: 3_600,
             stream_buffer: 64,
             lease_ttl_ms: 10_000,
+            join_wait: None,
             share_prefixes: true,
             move_sessions: true,
             max_moves: 4,

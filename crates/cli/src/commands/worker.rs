@@ -97,6 +97,7 @@ pub async fn run(global: &Global, options: &Options) -> anyhow::Result<()> {
     let mut config = Config::load(global, flags)?;
     config.validate()?;
     config.worker.model = models::of_worker(&config.worker, &global.model_dir)?;
+    config.worker.join_wait = config.join_wait_s.map(Duration::from_secs);
     config.print();
     let pipeline = observe(global, &config, "worker", "info").await?;
     let served = serve(config, pipeline.telemetry()).await;

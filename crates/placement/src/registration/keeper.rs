@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use hawser_common::clock::{Clock, Tick};
 use hawser_common::group::GroupRecord;
+use hawser_common::said::Said;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -36,6 +37,36 @@ fn margin(ttl: Duration) -> Duration {
     (ttl / 10).min(Duration::from_secs(1))
 }
 
+/// How long a first registration is tried. Pure; time is an argument.
+#[derive(Debug)]
+struct Patience {
+    /// While another has the name.
+    taken: Duration,
+    /// While the store does not answer; `None`: as long as it takes.
+    away: Option<Duration>,
+    /// Since when it fails as it does now, and whether that is because the name is taken.
+    since: Option<(Tick, bool)>,
+}
+
+impl Patience {
+    /// How much longer it is worth trying after `error`; `None`: it is not.
+    fn left(&mut self, error: &StoreError, now: Tick) -> Option<Duration> {
+        let is_taken = match error {
+            StoreError::Invalid { .. } | StoreError::Denied { .. } | StoreError::Full { .. } => return None,
+            StoreError::GroupTaken { .. } => true,
+            StoreError::Unreachable { .. } | StoreError::LeaseGone { .. } => false,
+        };
+        let since = match self.since {
+            Some((since, before)) if before == is_taken => since,
+            _ => now,
+        };
+        self.since = Some((since, is_taken));
+        let limit = if is_taken { Some(self.taken) } else { self.away };
+        let left = limit.map_or(Duration::MAX, |limit| limit.saturating_sub(now.since(since)));
+        (!left.is_zero()).then_some(left)
+    }
+}
+
 pub(super) struct Keeper {
     store: Arc<dyn Store>,
     clock: Clock,
@@ -48,6 +79,8 @@ pub(super) struct Keeper {
     /// When the phase's next call is due.
     due: Tick,
     failures: u32,
+    /// Why it is not registered.
+    said: Said,
     metrics: PlacementMetrics,
 }
 
@@ -74,7 +107,8 @@ impl Keeper {
         let held = watch::Sender::new(Held { lease: LeaseId(0), standing });
         let (phase, due) = (Phase::Lost, clock.now());
         let metrics = PlacementMetrics::default();
-        Self { store, clock, record, ttl, report, held, published, phase, due, failures: 0, metrics }
+        let (failures, said) = (0, Said::default());
+        Self { store, clock, record, ttl, report, held, published, phase, due, failures, said, metrics }
     }
 
     pub(super) fn observed_by(&mut self, metrics: PlacementMetrics) {
@@ -85,33 +119,15 @@ impl Keeper {
         self.held.subscribe()
     }
 
-    /// Registers for the first time, trying again for twice the lease's time where that may help.
-    pub(super) async fn first_registration(&mut self) -> Result<(), StoreError> {
-        let mut last = StoreError::Unreachable { reason: "no answer yet".to_owned() };
-        let limit = self.ttl * 2;
-        let tries = async {
-            loop {
-                match self.register().await {
-                    Ok(()) => return Ok(()),
-                    Err(
-                        error @ (StoreError::Invalid { .. }
-                        | StoreError::Denied { .. }
-                        | StoreError::Full { .. }),
-                    ) => return Err(error),
-                    Err(error) => {
-                        if self.failures == 0 {
-                            warn!(group = %self.record.id, %error, "not registered yet; trying again");
-                        }
-                        last = error;
-                    }
-                }
-                let wait = self.backoff();
-                tokio::time::sleep(wait).await;
-            }
-        };
-        match tokio::time::timeout(limit, tries).await {
-            Ok(result) => result,
-            Err(_) => Err(last),
+    /// Registers for the first time, trying again where that may help: for twice the lease's time while another has the
+    /// name, and for `away` while the store does not answer (`None`: as long as it takes).
+    pub(super) async fn first_registration(&mut self, away: Option<Duration>) -> Result<(), StoreError> {
+        let mut patience = Patience { taken: self.ttl * 2, away, since: None };
+        loop {
+            let Err(error) = self.register().await else { return Ok(()) };
+            let Some(left) = patience.left(&error, self.clock.now()) else { return Err(error) };
+            self.say(&error);
+            tokio::time::sleep(self.backoff().min(left)).await;
         }
     }
 
@@ -240,12 +256,22 @@ impl Keeper {
                 info!(group = %self.record.id, %epoch, again = term > 1, "registered");
             }
             Err(error) => {
-                if self.failures == 0 {
-                    warn!(group = %self.record.id, %error, "not registered yet; trying on");
-                }
+                self.say(&error);
                 self.due = self.clock.now().after(self.backoff());
             }
         }
+    }
+
+    /// Says why the group is not registered, once for each reason.
+    fn say(&mut self, error: &StoreError) {
+        if !self.said.is_news(&error.to_string()) {
+            return;
+        }
+        let waits_for = match error {
+            StoreError::GroupTaken { .. } => "the one that has its name",
+            _ => "the placement store",
+        };
+        warn!(group = %self.record.id, %error, "not registered yet; waiting for {waits_for}");
     }
 
     /// A new lease, and the group under it.
@@ -277,6 +303,7 @@ impl Keeper {
 
     fn hold(&mut self, sent: Tick, ttl: Duration) {
         self.failures = 0;
+        self.said.clear();
         self.due = sent.after(backoff::jittered(ttl / 3));
         let valid_until = sent.after(ttl.saturating_sub(margin(ttl)));
         self.held.send_modify(|held| held.standing.valid_until = valid_until);
@@ -314,5 +341,37 @@ pub(super) async fn limited<T>(
     match tokio::time::timeout(limit, call).await {
         Ok(result) => result,
         Err(_) => Err(StoreError::Unreachable { reason: format!("no answer within {limit:?}") }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hawser_common::group::Owner;
+    use hawser_common::{Epoch, GroupId};
+
+    use super::*;
+
+    #[test]
+    fn a_store_that_is_away_is_waited_for_longer_than_a_name_that_is_taken() {
+        let at = |second| Tick(Duration::from_secs(second));
+        let seconds = |count| Some(Duration::from_secs(count));
+        let away = StoreError::Unreachable { reason: "connection refused".to_owned() };
+        let holder = Owner { group: GroupId::parse("g").unwrap(), epoch: Epoch(7) };
+        let taken = StoreError::taken(holder, "http://there:1");
+        let mut patience = Patience { taken: Duration::from_secs(20), away: seconds(600), since: None };
+        assert_eq!(patience.left(&away, at(0)), seconds(600));
+        assert_eq!(patience.left(&away, at(599)), seconds(1));
+        // It is back, and the name is taken: that has only just begun.
+        assert_eq!(patience.left(&taken, at(599)), seconds(20));
+        assert_eq!(patience.left(&taken, at(618)), seconds(1));
+        assert_eq!(patience.left(&taken, at(619)), None);
+        assert_eq!(patience.left(&away, at(619)), seconds(600));
+        assert_eq!(patience.left(&away, at(1219)), None);
+        let mut endless = Patience { away: None, since: None, ..patience };
+        assert_eq!(endless.left(&away, at(0)), Some(Duration::MAX));
+        assert_eq!(endless.left(&away, at(1_000_000)), Some(Duration::MAX));
+        assert_eq!(Patience { away: seconds(0), ..endless }.left(&away, at(5)), None, "not at all");
+        let denied = StoreError::Denied { reason: "no operator".to_owned() };
+        assert_eq!(Patience { taken: MAX_CALL, away: None, since: None }.left(&denied, at(0)), None);
     }
 }

@@ -88,6 +88,15 @@ impl Coded for ClaimError {
     }
 }
 
+/// The times of a registration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Of the lease.
+    pub ttl: Duration,
+    /// Longest that the first registration waits for a store that does not answer; `None`: as long as it takes.
+    pub away_limit: Option<Duration>,
+}
+
 /// Starts registrations.
 #[derive(Debug)]
 pub struct Registration;
@@ -96,8 +105,8 @@ impl Registration {
     /// Registers a group and keeps it registered until [`RegistrationHandle::stop`], the last handle's end, or the
     /// stop of `tasks` (which revokes the lease at once: drain and stop first). The record's epoch is ignored.
     ///
-    /// While the store does not answer, or another lease holds the group id, the first registration is tried again
-    /// for twice `ttl`.
+    /// While another lease holds the group id, or the store does not answer, the first registration is tried again, for
+    /// twice `ttl`.
     ///
     /// # Errors
     /// [`StoreError`], the last one.
@@ -108,10 +117,11 @@ impl Registration {
         record: GroupRecord,
         ttl: Duration,
     ) -> Result<RegistrationHandle, StoreError> {
-        Self::start_observed(store, clock, tasks, record, ttl, PlacementMetrics::default()).await
+        let terms = Terms { ttl, away_limit: Some(ttl * 2) };
+        Self::start_observed(store, clock, tasks, record, terms, PlacementMetrics::default()).await
     }
 
-    /// The same, under watch.
+    /// The same, under watch, and with a time of its own for a store that is away.
     ///
     /// # Errors
     /// As [`Registration::start`].
@@ -120,12 +130,12 @@ impl Registration {
         clock: Clock,
         tasks: &Tasks,
         record: GroupRecord,
-        ttl: Duration,
+        terms: Terms,
         metrics: PlacementMetrics,
     ) -> Result<RegistrationHandle, StoreError> {
-        let mut parts = Parts::new(store, clock, (record, false), ttl, metrics);
-        parts.keeper.first_registration().await?;
-        Ok(parts.run(tasks, ttl))
+        let mut parts = Parts::new(store, clock, (record, false), terms.ttl, metrics);
+        parts.keeper.first_registration(terms.away_limit).await?;
+        Ok(parts.run(tasks, terms.ttl))
     }
 
     /// As [`Registration::start_observed`], for a group that cannot serve yet: suspended, and registered once it is no

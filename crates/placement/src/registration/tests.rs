@@ -307,6 +307,27 @@ async fn a_first_registration_that_cannot_succeed_fails_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_store_that_leaves_while_a_model_loads_is_waited_for_beyond_its_leases() {
+    let world = World::new();
+    world.store.silent.store(true, Ordering::SeqCst);
+    let (store, metrics) = (Arc::clone(&world.store) as Arc<dyn Store>, PlacementMetrics::default());
+    let terms = Terms { ttl: TTL, away_limit: None };
+    let clock = world.clock.clone();
+    let mut start =
+        Box::pin(Registration::start_observed(store, clock, &world.tasks, record("g"), terms, metrics));
+    tokio::select! {
+        ended = &mut start => panic!("it did not wait: {:?}", ended.map(|handle| handle.epoch())),
+        () = world.pass(TTL * 10, || ()) => {}
+    }
+    world.store.silent.store(false, Ordering::SeqCst);
+    let handle = tokio::select! {
+        handle = start => handle.unwrap(),
+        () = world.pass(TTL, || ()) => panic!("it did not notice that the store is back"),
+    };
+    assert!(handle.valid(world.clock.now()));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_restarted_worker_takes_its_id_back_once_the_old_lease_ends() {
     let world = World::new();
     let old = world.store.grant(TTL).await.unwrap().id;
