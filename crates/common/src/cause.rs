@@ -18,7 +18,7 @@ const CERTIFICATE: &[(&str, &str)] = &[
     ("NotValidYet", "it is not valid yet; do the clocks of both ends agree?"),
     ("NotValidForName", "it is not for the address that was called"),
     ("Revoked", "it was revoked"),
-    ("BadSignature", "its signature is wrong"),
+    ("BadSignature", "it is not signed by the trusted authority of that name"),
     ("BadEncoding", "it cannot be read"),
     ("InvalidPurpose", "it is not for this end of a connection"),
     ("UnknownCA", "it is signed by none of the authorities that are trusted"),
@@ -29,7 +29,7 @@ const CERTIFICATE: &[(&str, &str)] = &[
     ("UnsupportedCertificate", "it is not for this end of a connection"),
     ("BadCertificate", "it does not say why"),
     ("AccessDenied", "it does not say why"),
-    ("DecryptError", "its signature is wrong, or its key is another one's"),
+    ("DecryptError", "it is not signed by the trusted authority of that name, or its key is another one's"),
 ];
 
 /// Whole messages of TLS.
@@ -113,6 +113,11 @@ mod tests {
             ),
             ("invalid peer certificate: ExpiredRevocationList", here, "ExpiredRevocationList"),
             ("error: invalid peer certificate: Other(x)", here, "Other(x)"),
+            (
+                "invalid peer certificate: BadSignature",
+                here,
+                "not signed by the trusted authority of that name",
+            ),
             ("received fatal alert: UnknownCA", there, "it is signed by none of the authorities"),
             ("tcp: received fatal alert: CertificateRequired", there, "none was shown"),
             ("received fatal alert: CertificateExpired", there, "it has expired"),

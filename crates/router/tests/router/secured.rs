@@ -11,7 +11,7 @@ use hawser_placement::{EmbeddedOptions, EmbeddedStore, Store as _};
 use hawser_proto::v1::hawser_client::HawserClient;
 use hawser_proto::{Dial, Fault};
 use hawser_router::{Router, RouterHandle, RouterOptions};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
 use crate::cluster::{LONG, options, request, turn};
 use crate::remote_store::RemoteStore;
@@ -26,6 +26,7 @@ struct Certificates {
 fn certificates(folder: &Path, authority: &str) -> Certificates {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.distinguished_name.push(DnType::CommonName, authority);
     let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
     let write = |name: String, text: &str| {
         let path = folder.join(name);

@@ -97,7 +97,7 @@ async fn with_certificates_both_sides_show_theirs() {
     let foreign = EtcdOptions { ca_file: Some(other.ca), ..options.clone() };
     for (wrong, says) in [
         (bare, "does not accept this end's certificate"),
-        (foreign, "is not accepted here: it is signed by none of the authorities"),
+        (foreign, "is not accepted here: it is not signed by the trusted authority"),
     ] {
         let refused = EtcdStore::new(&wrong).unwrap().grant(LONG).await.unwrap_err();
         assert!(
