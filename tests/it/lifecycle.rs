@@ -196,6 +196,7 @@ async fn a_process_whose_rank_is_taken_is_told_who_has_it() {
     assert_eq!(code, Some(1), "{said}");
     let last = said.lines().last().unwrap_or_default();
     assert!(last.starts_with("error: rank 1 of 2 is taken") && last.contains("127.0.0.1:"), "{said}");
+    assert_eq!(said.matches("not in the group; trying on").count(), 1, "once for all tries: {said}");
     let client = connect(&uri).await;
     assert_eq!(groups(&client).await.len(), 1, "the group did not notice");
     // Whoever comes after the rank has gone is let in.
