@@ -193,11 +193,15 @@ async fn known_to(router: &Client, group: &WorkerHandle) -> bool {
 }
 
 async fn start(config: &Config, telemetry: &Telemetry) -> anyhow::Result<(WorkerHandle, Option<Client>)> {
+    let failed = || format!("cannot start group {}", config.worker.group);
+    // What is wrong here is told now, and not when the store is there at last.
+    let worker = config.worker.clone();
+    let checked = tokio::task::spawn_blocking(move || Worker::check_here(&worker)).await?;
+    checked.with_context(failed)?;
     let (store, router) = placing::of_worker(config, &Clock::system()).await?;
     announce_loading(&config.worker, 1);
     let started = Worker::start_observed(config.worker.clone(), store, Clock::system(), telemetry).await;
-    let group = started.with_context(|| format!("cannot start group {}", config.worker.group))?;
-    Ok((group, router))
+    Ok((started.with_context(failed)?, router))
 }
 
 /// What was loaded and what the group has.
