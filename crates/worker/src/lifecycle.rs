@@ -50,7 +50,7 @@ pub enum StartError {
     Options(#[from] InvalidOptions),
     #[error(transparent)]
     Load(#[from] LoadError),
-    #[error("cannot listen on {address}: {source}; is another process using the port?")]
+    #[error("worker.listen: cannot listen on {address}: {source}; choose another address, or free the port")]
     Listen { address: SocketAddr, source: std::io::Error },
     #[error("worker.tls: {0}")]
     Tls(#[from] TlsError),

@@ -25,7 +25,7 @@ Examples:
   hawser worker --group b --model models/Qwen2.5-0.5B-Instruct --threads 8
   hawser worker --group d --tp 2
   hawser worker --group f --etcd http://etcd-0:2379,http://etcd-1:2379
-  hawser worker --group e --rank 0 --world 2 --rendezvous host-e:7100   # and the same with --rank 1 elsewhere
+  hawser worker --group e --world 2 --rank 0 --rendezvous host-e:7100     (and --rank 1 elsewhere)
   hawser worker --group c --listen 0.0.0.0:7071 --set worker.advertise=http://host-c:7071
 
 Ctrl-C or SIGTERM hands the group's sessions over: running turns finish, later ones run at another group.";
