@@ -35,7 +35,7 @@ Examples:
   hawser eval retention --traces traces/bfcl-base.jsonl --out results/bfcl
   hawser eval retention --traces mine.jsonl --policies full,random,'mine@h2o:role_weight=8'
   hawser eval retention --traces mine.jsonl --budgets 512,1024 --mode open
-  hawser eval retention --traces mine.jsonl --only-hits    seconds: how much of prompts is found again
+  hawser eval retention --traces mine.jsonl --only-hits    how much of prompts is found again
 
 A policy is written name@policy:option=value:…; the options are those of worker.retention in docs/config.md, all at \
 their defaults but the trigger and the weights of roles, which are 0; `default` is what is shipped. Budgets \
