@@ -6,7 +6,7 @@ use hawser_client::{Client, Frame, wire};
 use hawser_placement::conformance::EtcdServer;
 
 use crate::cluster::{chat_request, eventually, run};
-use crate::process::{Server, connect};
+use crate::process::{Server, Typed, connect};
 use crate::ranks::{free_address, start_leader};
 
 /// A group that computes nothing, and whose rows serve no other session.
@@ -180,6 +180,34 @@ async fn a_worker_waits_for_its_router_and_joins_it() {
     assert_eq!(say(&client, "s", "word").await, "a");
     drop(client);
     worker.stop().await;
+    router.stop().await;
+}
+
+/// The wait begins when a line was typed, and not when the router was found to have lost the owner.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_counts_the_wait_for_an_owner_that_hangs() {
+    let (router, uri) = Server::router(&[]).await;
+    let mut workers = Vec::new();
+    for group in ["a", "b"] {
+        let more = ["--set", "worker.lease_ttl_ms=3000"];
+        workers.push((group, start(["--router", &uri], group, &more).await.0));
+    }
+    let mut chat = Typed::start(&["chat", "--server", &uri, "--session", "talk", "--max-tokens", "4"]);
+    let told = chat.type_until("Hello.", "first token ").await;
+    let (owner, hangs) = workers.iter().find(|(group, _)| told.contains(&format!("[{group} · "))).unwrap();
+    hangs.freeze();
+    let told = chat.type_until("And again.", "first token ").await;
+    assert!(!told.contains(&format!("[{owner} · ")), "{told}");
+    let shown = told.split("first token ").nth(1).unwrap();
+    let mut words = shown.split(' ');
+    let (number, unit) = (words.next().unwrap().parse::<f64>().unwrap(), words.next().unwrap());
+    // A lease of three seconds has two left at least.
+    assert!(unit == "s" && number >= 1.5, "{told}");
+    chat.finish().await;
+    hangs.thaw();
+    for (_, worker) in workers {
+        worker.stop().await;
+    }
     router.stop().await;
 }
 

@@ -151,6 +151,48 @@ async fn what_cannot_start_says_why_and_what_to_do() {
     router.stop().await;
 }
 
+/// It would wait for the router for as long as it takes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_says_what_is_wrong_with_its_own_machine_before_it_waits_for_its_router() {
+    let model = demo_model();
+    let model = model.to_str().unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    let nobody = format!("http://{}", crate::ranks::free_address());
+    for (more, says) in [
+        (vec!["--model", "/etc/hostname"], "worker.model: /etc/hostname"),
+        (
+            vec!["--model", model, "--set", "worker.context_tokens=1000000"],
+            "worker.context_tokens is 1000000",
+        ),
+        (vec!["--model", model, "--tp", "10"], "worker.tp: 10 ranks for 9 query heads"),
+        (vec!["--model", model, "--kv-memory-mib", "1"], "worker.kv_memory_mib = 1 has room for"),
+        (
+            vec![
+                "--model",
+                model,
+                "--set",
+                "worker.tls.cert_file=no/cert",
+                "--set",
+                "worker.tls.key_file=no/key",
+            ],
+            "worker.tls: cert_file names \"no/cert\"",
+        ),
+        (vec!["--model", model, "--set", "tls.ca_file=no/ca"], "ca_file names \"no/ca\""),
+        (vec!["--model", model, "--listen", &taken], &taken),
+        (vec!["--model", model, "--world", "2", "--rendezvous", &taken], "worker.rendezvous: cannot listen"),
+    ] {
+        let mut arguments = vec!["worker", "--router", &nobody];
+        arguments.extend(&more);
+        let output = run(&arguments, "").await;
+        let (said, error) =
+            (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+        assert_eq!(output.status.code(), Some(1), "{more:?}: {error}");
+        assert!(error.contains(says), "{more:?} does not say {says:?}: {error}");
+        assert!(!said.contains("waiting for"), "{more:?}: {said}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn routers_and_workers_answer_health_checks_and_reflection() {
     use tonic_health::pb::health_check_response::ServingStatus;

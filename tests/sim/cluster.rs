@@ -10,7 +10,8 @@ use hawser_common::clock::{Clock, Tick};
 use hawser_common::tasks::Tasks;
 use hawser_common::telemetry::Telemetry;
 use hawser_placement::{EtcdOptions, EtcdStore, Store};
-use hawser_router::{Network, Reach, Router, RouterOptions};
+use hawser_proto::Reach;
+use hawser_router::{Network, Router, RouterOptions};
 use hawser_testkit::history::{Entry, Event, Recorder, Rules, check};
 use hawser_testkit::{FakeEtcd, Script, ScriptedWorker};
 use turmoil::Sim;
@@ -134,7 +135,7 @@ impl Cluster {
                 let network = Network {
                     addr: net::addr(),
                     incoming: net::listen().await?,
-                    reach: Reach::new(net::channel),
+                    reach: Reach::new(net::reach),
                 };
                 let _running =
                     Router::serve(&options, (store(), None), Clock::system(), &Telemetry::off(), network)?;

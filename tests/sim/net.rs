@@ -9,8 +9,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::Stream;
+use futures_util::future::BoxFuture;
 use futures_util::stream::unfold;
 use hawser_placement::etcd::Dial;
+use hawser_proto::link::Io;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
@@ -23,13 +25,20 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 
 type Connecting = Pin<Box<dyn Future<Output = io::Result<TokioIo<TcpStream>>> + Send>>;
 
+/// How routers reach groups.
+pub(crate) fn reach(uri: Uri) -> BoxFuture<'static, io::Result<Box<dyn Io>>> {
+    Box::pin(async move { Ok(Box::new(connect(uri).await?) as Box<dyn Io>) })
+}
+
+async fn connect(uri: Uri) -> io::Result<TcpStream> {
+    let authority = uri.authority().ok_or(io::ErrorKind::InvalidInput)?;
+    TcpStream::connect(authority.as_str()).await
+}
+
 /// A channel over the simulated network that connects with its first call.
-pub(crate) fn channel(endpoint: &Endpoint) -> Channel {
+fn channel(endpoint: &Endpoint) -> Channel {
     endpoint.connect_with_connector_lazy(tower::service_fn(|uri: Uri| -> Connecting {
-        Box::pin(async move {
-            let authority = uri.authority().ok_or(io::ErrorKind::InvalidInput)?;
-            TcpStream::connect(authority.as_str()).await.map(TokioIo::new)
-        })
+        Box::pin(async move { connect(uri).await.map(TokioIo::new) })
     }))
 }
 

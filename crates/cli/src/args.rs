@@ -101,3 +101,31 @@ pub enum Command {
     /// Show the configuration in effect
     Config(config::Options),
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    /// Where help is shown, lines longer than this are broken.
+    const COLUMNS: usize = 100;
+
+    /// A line that is longer ends its paragraph: one that was broken by hand as well would be ragged.
+    fn check(command: &clap::Command) {
+        let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        let lines: Vec<&str> = help.lines().collect();
+        for (line, next) in lines.iter().zip(lines.iter().skip(1).chain([&""])) {
+            let is_example = line.starts_with(' ');
+            let is_whole = !is_example && (next.is_empty() || line.ends_with(['.', ':']));
+            let fits = line.chars().count() <= COLUMNS;
+            assert!(fits || is_whole, "{}: this line would be broken again: {line}", command.get_name());
+        }
+        command.get_subcommands().for_each(check);
+    }
+
+    #[test]
+    fn help_is_not_broken_twice() {
+        check(&Cli::command());
+    }
+}

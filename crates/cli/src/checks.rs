@@ -6,13 +6,13 @@
 use std::path::Path;
 
 use hawser_common::{Coded, ErrorCode};
-use hawser_placement::{EtcdStore, InvalidEtcdOptions};
 use hawser_proto::{Dial, DialError, TlsError};
 use hawser_router::Router;
 use hawser_worker::{EngineKind, Worker};
 use thiserror::Error;
 
-use crate::config::{Config, StoreKind};
+use crate::commands::placing::{InvalidEtcd, in_etcd};
+use crate::config::Config;
 use crate::models::{self, ModelMissing};
 
 /// Something that is named and cannot be used.
@@ -25,7 +25,7 @@ pub enum Unusable {
     #[error(transparent)]
     Router(#[from] hawser_router::StartError),
     #[error(transparent)]
-    Etcd(#[from] InvalidEtcdOptions),
+    Etcd(#[from] InvalidEtcd),
     #[error("worker.model: {0}")]
     Model(#[from] ModelMissing),
     #[error(transparent)]
@@ -50,7 +50,8 @@ pub fn unusable(config: &Config, model_dir: &Path) -> Vec<Unusable> {
     let parts = [
         server(config),
         Router::check(&config.router).map_err(Unusable::from),
-        placement(config),
+        // Even with another store: a command may be told to use etcd by a flag.
+        in_etcd(&config.etcd).map(drop).map_err(Unusable::from),
         worker(config, model_dir),
     ];
     parts.into_iter().filter_map(Result::err).collect()
@@ -64,24 +65,22 @@ fn server(config: &Config) -> Result<(), Unusable> {
     Ok(dial.endpoint(&whole).map(drop)?)
 }
 
-fn placement(config: &Config) -> Result<(), Unusable> {
-    match config.store {
-        StoreKind::Embedded => Ok(()),
-        StoreKind::Etcd => Ok(EtcdStore::new(&config.etcd).map(drop)?),
-    }
-}
-
-/// A model that is not named is none that could be wrong.
+/// The demo model, where none is named, is not missed; where it is there, it is looked at as any other.
 fn worker(config: &Config, model_dir: &Path) -> Result<(), Unusable> {
     let mut options = config.worker.clone();
-    if options.model.as_os_str().is_empty() {
-        options.engine = EngineKind::Simulated;
-        (options.tp, options.world, options.rank) = (1, 1, 0);
-        options.collective = hawser_worker::CollectiveKind::Auto;
-    } else {
-        options.model = models::of_worker(&options, model_dir)?;
+    match models::of_worker(&options, model_dir) {
+        Ok(model) => options.model = model,
+        Err(ModelMissing::Demo { .. }) if options.model.as_os_str().is_empty() => {
+            options.engine = EngineKind::Simulated;
+            (options.tp, options.world, options.rank) = (1, 1, 0);
+            options.collective = hawser_worker::CollectiveKind::Auto;
+        }
+        Err(missing) => return Err(missing.into()),
     }
-    Ok(Worker::check(&options)?)
+    if let Some(error) = Worker::check(&options)? {
+        tracing::warn!(%error, "no usable tokenizer: only token ids would be served");
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -143,10 +142,41 @@ mod tests {
         let mut config = ok();
         config.worker.model = PathBuf::from("absent");
         check(config, &["worker.model", "absent"]);
-        let mut config = Config { store: StoreKind::Etcd, ..ok() };
+        // Whatever the store is: `--etcd` would choose it.
+        let mut config = ok();
         config.etcd.endpoints = vec!["https://etcd:2379".into()];
         config.etcd.ca_file = some("no-ca");
-        check(config, &["etcd option ca_file", "no-ca", "cannot be read"]);
+        check(config.clone(), &["etcd option ca_file", "no-ca", "cannot be read"]);
+        config.etcd.ca_file = some("junk");
+        check(config, &["etcd.ca_file", "junk", "no certificate"]);
+    }
+
+    #[test]
+    fn ranks_and_context_are_compared_with_the_model() {
+        let check = |change: fn(&mut hawser_worker::WorkerOptions), says: &str| {
+            let mut config = Config::default();
+            config.worker.model =
+                concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny-llama").into();
+            assert!(told(&config, Path::new("absent")).is_empty());
+            change(&mut config.worker);
+            config.validate().unwrap();
+            let told = told(&config, Path::new("absent"));
+            assert!(told.len() == 1 && told[0].contains(says), "{says:?} is not in {told:?}");
+        };
+        check(|worker| worker.tp = 10, "worker.tp: 10 ranks for 9 query heads");
+        check(
+            |worker| (worker.world, worker.rendezvous) = (10, "leader:1".into()),
+            "worker.world: 10 ranks for 9 query heads",
+        );
+        check(|worker| worker.context_tokens = 1 << 30, "worker.context_tokens is 1073741824");
+    }
+
+    #[test]
+    fn the_demo_model_is_looked_at_where_it_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(models::DEMO_FILE), "junk").unwrap();
+        let told = told(&Config::default(), folder.path());
+        assert!(told.len() == 1 && told[0].contains("not a GGUF file"), "{told:?}");
     }
 
     #[test]

@@ -290,18 +290,46 @@ mod tests {
         assert!(load(&["worker"], Overrides::default()).is_err());
     }
 
+    /// A row of docs/config.md.
+    struct Row<'a> {
+        key: &'a str,
+        default: &'a str,
+        unit: &'a str,
+    }
+
+    fn rows(text: &str) -> Vec<Row<'_>> {
+        let mut rows = Vec::new();
+        let mut above = "";
+        for line in text.lines() {
+            if let Some(cells) = line.strip_prefix("| `") {
+                assert!(above.starts_with('|'), "a row outside of a table: {line}");
+                let mut cells = cells.split('|').map(str::trim);
+                let mut cell = || cells.next().unwrap_or_default();
+                rows.push(Row { key: cell().trim_end_matches('`'), default: cell(), unit: cell() });
+            }
+            above = line;
+        }
+        rows
+    }
+
     /// The reference in docs/config.md and the structs cannot drift apart.
     #[test]
-    fn every_key_is_documented_with_its_default() {
-        let text = include_str!("../../../docs/config.md");
-        let missing: Vec<String> = flat(&Config::default())
-            .iter()
-            .map(|(key, value)| match value {
-                Value::Null => format!("| `{key}` | not set |"),
-                value => format!("| `{key}` | `{value}` |"),
-            })
-            .filter(|row| !text.contains(row.as_str()))
-            .collect();
-        assert!(missing.is_empty(), "docs/config.md lacks:\n{}", missing.join("\n"));
+    fn every_key_is_documented_once_with_its_default_and_its_unit() {
+        let mut keys = flat(&Config::default());
+        // What is never printed where it is not set.
+        keys.extend(["api_key", "etcd.password"].map(|secret| (secret.to_owned(), Value::Null)));
+        for Row { key, default, unit } in rows(include_str!("../../../docs/config.md")) {
+            let expected = match keys.remove(key) {
+                None => panic!("docs/config.md has {key} twice, or there is no such key"),
+                Some(Value::Null) => "not set".to_owned(),
+                Some(value) => format!("`{value}`"),
+            };
+            assert_eq!(default, expected, "the default of {key}");
+            let units = [("_ms", "ms"), ("_us", "µs"), ("_ns", "ns"), ("_s", "seconds"), ("_mib", "MiB")];
+            let of_name = units.into_iter().find(|(end, _)| key.ends_with(end) && !key.ends_with("_per_s"));
+            let of_name = of_name.or_else(|| key.ends_with("_file").then_some(("", "path")));
+            assert!(of_name.is_none_or(|(_, of_name)| unit == of_name), "the unit of {key} is {unit}");
+        }
+        assert!(keys.is_empty(), "docs/config.md lacks {:?}", keys.keys());
     }
 }

@@ -15,7 +15,7 @@ pub struct Capacity {
     /// Usable slots of the pool (the dead slot is not one).
     pub slots_total: u64,
     pub slots_free: u64,
-    /// Held by idle sessions that may be demoted.
+    /// Held by nothing that runs, and may be taken: by idle sessions, or by the prefix tree alone.
     pub slots_idle: u64,
     /// What sessions would hold more if nothing of them had been pruned.
     pub slots_reclaimed: u64,

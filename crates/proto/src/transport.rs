@@ -4,15 +4,25 @@
 //! client has an authority, an address with `http` is refused, so that a wrong address cannot switch encryption off.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use hawser_common::cause::innermost;
 use hawser_common::tls::{ClientTls, InvalidTls, ServerTls};
 use hawser_common::{Coded, ErrorCode, Keepalive};
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
 use thiserror::Error;
+use tokio_rustls::TlsConnector;
 use tonic::codegen::http::Uri;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig};
 
+use crate::link::{Limits, Peer, Reach};
+
+/// How HTTP/2 is named in a TLS handshake.
+pub(crate) const HTTP2: &[u8] = b"h2";
 /// Longest that a TLS handshake may take.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 
@@ -79,8 +89,15 @@ pub fn server(tls: &ServerTls, keepalive: Keepalive) -> Result<Server, TlsError>
 /// How this process connects: what it trusts, what it shows, and the keepalive. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Dial {
-    tls: Option<ClientTlsConfig>,
+    tls: Option<Trust>,
     keepalive: Keepalive,
+}
+
+/// The same certificates for both ways to connect: tonic's channels, and links.
+#[derive(Clone, Debug)]
+struct Trust {
+    channels: ClientTlsConfig,
+    links: Arc<ClientConfig>,
 }
 
 impl Dial {
@@ -91,21 +108,30 @@ impl Dial {
     pub fn new(tls: &ClientTls, keepalive: Keepalive) -> Result<Self, TlsError> {
         tls.validate()?;
         let Some(ca) = &tls.ca_file else { return Ok(Self { tls: None, keepalive }) };
-        let mut config = ClientTlsConfig::new()
-            .ca_certificate(Certificate::from_pem(read("ca_file", ca, CERTIFICATE)?))
+        let authorities = read("ca_file", ca, CERTIFICATE)?;
+        let mut channels = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(&authorities))
             .timeout(HANDSHAKE_LIMIT);
-        let own = tls.cert_file.as_ref().zip(tls.key_file.as_ref());
-        if let Some((cert, key)) = own {
-            config = config.identity(identity(cert, key)?);
-        }
-        let tried = Endpoint::from_static("https://localhost").tls_config(config.clone());
-        tried.map_err(|error| match (innermost(&error), own) {
-            (cause, Some((cert, key))) => {
-                TlsError::Certificate { cert: cert.clone(), key: key.clone(), cause }
+        let files = tls.cert_file.as_ref().zip(tls.key_file.as_ref());
+        let own = match files {
+            Some((cert, key)) => {
+                let own = (read("cert_file", cert, CERTIFICATE)?, read("key_file", key, KEY)?);
+                channels = channels.identity(Identity::from_pem(&own.0, &own.1));
+                Some(own)
             }
-            (cause, None) => TlsError::Unusable { cause },
-        })?;
-        Ok(Self { tls: Some(config), keepalive })
+            None => None,
+        };
+        let tried = Endpoint::from_static("https://localhost").tls_config(channels.clone());
+        let tried = tried.map_err(|error| innermost(&error));
+        let links =
+            tried.and_then(|_| trusting(&authorities, own.as_ref()).map_err(|error| innermost(&*error)));
+        match (links, files) {
+            (Ok(links), _) => Ok(Self { tls: Some(Trust { channels, links: Arc::new(links) }), keepalive }),
+            (Err(cause), Some((cert, key))) => {
+                Err(TlsError::Certificate { cert: cert.clone(), key: key.clone(), cause })
+            }
+            (Err(cause), None) => Err(TlsError::Unusable { cause }),
+        }
     }
 
     /// An endpoint for `address`, which must be a URI with a host.
@@ -113,24 +139,12 @@ impl Dial {
     /// # Errors
     /// [`DialError`].
     pub fn endpoint(&self, address: &str) -> Result<Endpoint, DialError> {
-        let bad = || DialError::Address { address: address.to_owned() };
-        let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|_| bad())?;
-        if !is_place(endpoint.uri()) {
-            return Err(bad());
-        }
-        let encrypted = match endpoint.uri().scheme_str() {
-            Some("https") => true,
-            Some("http") => false,
-            _ => return Err(bad()),
-        };
-        let address = || address.to_owned();
-        let endpoint = match (encrypted, &self.tls) {
-            (true, Some(tls)) => endpoint
-                .tls_config(tls.clone())
-                .map_err(|error| DialError::Certificate { address: address(), cause: innermost(&error) })?,
-            (true, None) => return Err(DialError::NoAuthority { address: address() }),
-            (false, Some(_)) => return Err(DialError::Plain { address: address() }),
-            (false, None) => endpoint,
+        let (endpoint, tls) = self.place(address)?;
+        let endpoint = match tls {
+            Some(trust) => endpoint.tls_config(trust.channels.clone()).map_err(|error| {
+                DialError::Certificate { address: address.to_owned(), cause: innermost(&error) }
+            })?,
+            None => endpoint,
         };
         Ok(endpoint
             .tcp_nodelay(true)
@@ -138,6 +152,67 @@ impl Dial {
             .keep_alive_timeout(self.keepalive.timeout)
             .keep_alive_while_idle(true))
     }
+
+    /// Whom a [`Link`](crate::Link) connects to, over what `reach` opens.
+    ///
+    /// # Errors
+    /// [`DialError`].
+    pub fn peer(&self, address: &str, limits: Limits, reach: Reach) -> Result<Peer, DialError> {
+        let (endpoint, tls) = self.place(address)?;
+        let uri = endpoint.uri().clone();
+        let tls = match tls {
+            Some(trust) => {
+                let host = uri.host().unwrap_or_default();
+                // An IPv6 address stands in brackets in a URI, and without them in a certificate.
+                let name = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+                let name = ServerName::try_from(name)
+                    .map_err(|_| DialError::Address { address: address.to_owned() })?;
+                Some((TlsConnector::from(Arc::clone(&trust.links)), name))
+            }
+            None => None,
+        };
+        Ok(Peer { uri, tls, keepalive: self.keepalive, limits, reach })
+    }
+
+    /// The address, if it is one and may be talked to, and what is trusted there; `None` for plain text.
+    fn place(&self, address: &str) -> Result<(Endpoint, Option<&Trust>), DialError> {
+        let bad = || DialError::Address { address: address.to_owned() };
+        let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|_| bad())?;
+        if !is_place(endpoint.uri()) {
+            return Err(bad());
+        }
+        let address = || address.to_owned();
+        match (endpoint.uri().scheme_str(), &self.tls) {
+            (Some("https"), Some(trust)) => Ok((endpoint, Some(trust))),
+            (Some("https"), None) => Err(DialError::NoAuthority { address: address() }),
+            (Some("http"), Some(_)) => Err(DialError::Plain { address: address() }),
+            (Some("http"), None) => Ok((endpoint, None)),
+            _ => Err(bad()),
+        }
+    }
+}
+
+/// What trusts these authorities and shows the own certificate, if any. All in PEM.
+fn trusting(
+    authorities: &[u8],
+    own: Option<&(Vec<u8>, Vec<u8>)>,
+) -> Result<ClientConfig, Box<dyn std::error::Error>> {
+    let mut roots = RootCertStore::empty();
+    for authority in CertificateDer::pem_slice_iter(authorities) {
+        roots.add(authority?)?;
+    }
+    let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots);
+    let mut config = match own {
+        Some((cert, key)) => {
+            let chain = CertificateDer::pem_slice_iter(cert).collect::<Result<Vec<_>, _>>()?;
+            config.with_client_auth_cert(chain, PrivateKeyDer::from_pem_slice(key)?)?
+        }
+        None => config.with_no_client_auth(),
+    };
+    config.alpn_protocols.push(HTTP2.to_vec());
+    Ok(config)
 }
 
 /// What a file holds, and the word for it in PEM.

@@ -17,7 +17,7 @@ use hawser_common::{Coded, ErrorCode};
 use hawser_placement::{EmbeddedStore, Store};
 use hawser_proto::v1::hawser_server::HawserServer;
 use hawser_proto::v1::store_server::StoreServer;
-use hawser_proto::{Dial, FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES, TlsError, status, transport};
+use hawser_proto::{Dial, FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES, Reach, TlsError, status, transport};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinHandle;
@@ -38,6 +38,7 @@ use crate::auth::keys::InvalidKeys;
 use crate::auth::reload::KeysFile;
 use crate::continuation::Continuations;
 use crate::follow::{Follower, follow};
+use crate::front::Front;
 use crate::handle::{Handles, InvalidSecrets};
 use crate::metrics::{self, RouterMetrics};
 use crate::options::{InvalidOptions, RouterOptions};
@@ -46,7 +47,7 @@ use crate::quota::opening::Openings;
 use crate::reachable::Reachable;
 use crate::service::HawserService;
 use crate::store_service::StoreService;
-use crate::upstream::{self, Reach, Upstream};
+use crate::upstream::{self, Upstream};
 use crate::view::View;
 
 /// Windows of the public side: room for a long conversation in one flight.
@@ -165,8 +166,8 @@ impl Router {
         let view = Arc::new(View::new(clock.clone(), options.max_sessions, seed));
         view.place_by(options.strategy);
         let reachable = Arc::new(Reachable::new(dial.clone()));
-        let upstream = Arc::new(Upstream::new(dial, reach, options.connect_timeout()));
         let (tasks, closing, cut) = (Tasks::new(), CancellationToken::new(), CancellationToken::new());
+        let upstream = Arc::new(Upstream::new(dial, reach, options.connect_timeout(), tasks.clone()));
         let metrics = RouterMetrics::new(&telemetry.meter);
         let follower = Follower {
             view: Arc::clone(&view),
@@ -202,20 +203,20 @@ impl Router {
         let hawser = HawserServer::new(service)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
-        let mut routes = reflection(Routes::new(health_service).add_service(hawser))?;
+        let mut routes = reflection(Routes::new(health_service))?;
         if let Some(store) = served {
             let stored = StoreServer::new(StoreService::new(store, closing.clone()))
                 .max_decoding_message_size(MAX_MESSAGE_BYTES)
                 .max_encoding_message_size(MAX_MESSAGE_BYTES);
             routes = routes.add_service(InterceptedService::new(stored, Operators(auth)));
         }
-        let mut server = server
+        let front = Front { hawser, routes: routes.prepare() };
+        let serving = server
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_concurrent_streams(MAX_STREAMS)
-            .http2_max_pending_accept_reset_streams(Some(MAX_RESETS));
-        let server = server.add_routes(routes);
-        let serving = server.serve_with_incoming_shutdown(incoming, closing.clone().cancelled_owned());
+            .http2_max_pending_accept_reset_streams(Some(MAX_RESETS))
+            .serve_with_incoming_shutdown(front, incoming, closing.clone().cancelled_owned());
         let serving = tasks.spawn(async move {
             if let Err(failure) = serving.await {
                 error!(%failure, "the router's server failed");

@@ -1,17 +1,17 @@
-//! Connections to the leaders: one channel per address, made on first use, kept while its group is registered.
+//! Connections to the leaders: one link per address, made on first use, kept while its group is registered.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use hawser_common::ErrorCode;
 use hawser_common::group::GroupRecord;
 use hawser_common::keepalive::Keepalive;
+use hawser_common::tasks::Tasks;
 use hawser_proto::fault::{Fault, Origin};
+use hawser_proto::link::Limits;
 use hawser_proto::v1::worker_client::WorkerClient;
-use hawser_proto::{Dial, MAX_MESSAGE_BYTES};
-use tonic::transport::{Channel, Endpoint};
+use hawser_proto::{Dial, Link, MAX_MESSAGE_BYTES, Reach};
 
 /// Unread frames that one stream may hold before its worker has to wait. Small, so that a slow reader pauses itself
 /// long before it fills the connection that all streams share.
@@ -23,79 +23,59 @@ const CONNECTION_WINDOW: u32 = 64 << 20;
 pub(crate) const KEEPALIVE: Keepalive =
     Keepalive { interval: Duration::from_millis(500), timeout: Duration::from_secs(2) };
 
-/// Makes a channel to an endpoint, which connects with its first call. A test may put a network of its own here.
-#[derive(Clone)]
-pub struct Reach(Arc<dyn Fn(&Endpoint) -> Channel + Send + Sync>);
-
-impl Reach {
-    /// Over TCP.
-    #[must_use]
-    pub fn tcp() -> Self {
-        Self::new(hawser_proto::connect_lazy)
-    }
-
-    #[must_use]
-    pub fn new(reach: impl Fn(&Endpoint) -> Channel + Send + Sync + 'static) -> Self {
-        Self(Arc::new(reach))
-    }
-}
-
-impl fmt::Debug for Reach {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Reach").finish()
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct Upstream {
-    channels: Mutex<HashMap<String, Channel>>,
+    links: Mutex<HashMap<String, Link>>,
     dial: Dial,
     reach: Reach,
     connect_timeout: Duration,
+    /// What the connections run in.
+    tasks: Tasks,
 }
 
 impl Upstream {
-    pub(crate) fn new(dial: Dial, reach: Reach, connect_timeout: Duration) -> Self {
-        Self { channels: Mutex::default(), dial, reach, connect_timeout }
+    pub(crate) fn new(dial: Dial, reach: Reach, connect_timeout: Duration, tasks: Tasks) -> Self {
+        Self { links: Mutex::default(), dial, reach, connect_timeout, tasks }
     }
 
     /// A client of the leader at `address`. Connecting happens with the first call.
-    pub(crate) fn client(&self, address: &str) -> Result<WorkerClient<Channel>, Fault> {
-        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
-        let channel = match channels.get(address) {
-            Some(channel) => channel.clone(),
+    pub(crate) fn client(&self, address: &str) -> Result<WorkerClient<Link>, Fault> {
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        let link = match links.get(address) {
+            Some(link) => link.clone(),
             None => {
-                let channel = self.connect(address)?;
-                channels.insert(address.to_owned(), channel.clone());
-                channel
+                let link = self.link(address)?;
+                links.insert(address.to_owned(), link.clone());
+                link
             }
         };
-        let client = WorkerClient::new(channel);
+        let client = WorkerClient::new(link);
         Ok(client.max_decoding_message_size(MAX_MESSAGE_BYTES).max_encoding_message_size(MAX_MESSAGE_BYTES))
     }
 
-    /// Drops channels to groups that are not registered any more. Streams that run on them go on.
+    /// Drops links to groups that are not registered any more. Streams that run on them go on.
     pub(crate) fn keep(&self, groups: &[GroupRecord]) {
-        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
-        if channels.is_empty() {
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        if links.is_empty() {
             return;
         }
         let known: HashSet<_> = groups.iter().map(|group| group.address.as_str()).collect();
-        channels.retain(|address, _| known.contains(address.as_str()));
+        links.retain(|address, _| known.contains(address.as_str()));
     }
 
-    fn connect(&self, address: &str) -> Result<Channel, Fault> {
-        let endpoint = self.dial.endpoint(address).map_err(|error| Fault {
+    fn link(&self, address: &str) -> Result<Link, Fault> {
+        let limits = Limits {
+            connect: self.connect_timeout,
+            stream_window: STREAM_WINDOW,
+            connection_window: CONNECTION_WINDOW,
+        };
+        let peer = self.dial.peer(address, limits, self.reach.clone()).map_err(|error| Fault {
             code: ErrorCode::Unavailable,
             message: format!("the group registered an address that cannot be used: {error}"),
             owner: None,
             retry_after: None,
             origin: Origin::Connect,
         })?;
-        let endpoint = endpoint
-            .connect_timeout(self.connect_timeout)
-            .initial_stream_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW);
-        Ok((self.reach.0)(&endpoint))
+        Ok(Link::new(peer, self.tasks.clone()))
     }
 }

@@ -15,6 +15,7 @@ use hawser_common::group::{Capacity, GroupRecord};
 use hawser_common::tasks::Tasks;
 use hawser_common::telemetry::Telemetry;
 use hawser_common::{Coded, Epoch, ErrorCode, GroupId};
+use hawser_model::checkpoint::CheckpointError;
 use hawser_placement::{PlacementMetrics, Registration, RegistrationHandle, Store, StoreError, Terms};
 use hawser_proto::transport::{self, Dial};
 use hawser_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES, TlsError, v1};
@@ -52,7 +53,7 @@ pub enum StartError {
     Options(#[from] InvalidOptions),
     #[error(transparent)]
     Load(#[from] LoadError),
-    #[error("cannot listen on {address}: {source}; is another process using the port?")]
+    #[error("worker.listen: cannot listen on {address}: {source}; choose another address, or free the port")]
     Listen { address: SocketAddr, source: std::io::Error },
     #[error("worker.tls: {0}")]
     Tls(#[from] TlsError),
@@ -86,15 +87,28 @@ pub struct Worker;
 
 impl Worker {
     /// Looks at everything that `options` name, as [`Worker::start`] would, and starts nothing: certificates, model,
-    /// tokenizer, sizes. No weights are read, and whether an address is free is not tried.
+    /// tokenizer, sizes. No weights are read, and whether an address is free is not tried. Says why only token ids would be
+    /// served, where a leader would serve no more.
     ///
     /// # Errors
     /// [`StartError`].
-    pub fn check(options: &WorkerOptions) -> Result<(), StartError> {
+    pub fn check(options: &WorkerOptions) -> Result<Option<CheckpointError>, StartError> {
         options.validate()?;
         transport::server(&options.tls, options.keepalive)?;
         Dial::new(&options.peer_tls, options.keepalive).map_err(StartError::PeerTls)?;
         Ok(load::check(options)?)
+    }
+
+    /// The same, and whether this machine has what they ask for: addresses that are free to listen at, and NCCL. For who
+    /// waits for others before [`Worker::start`].
+    ///
+    /// # Errors
+    /// [`StartError`], as it would come later.
+    pub fn check_here(options: &WorkerOptions) -> Result<(), StartError> {
+        Self::check(options)?;
+        let listen = |source| StartError::Listen { address: options.listen, source };
+        std::net::TcpListener::bind(options.listen).map_err(listen)?;
+        Ok(load::check_here(options)?)
     }
 
     /// Loads the model, registers the group in `store` and serves until [`WorkerHandle::shutdown`]. A group whose ranks are

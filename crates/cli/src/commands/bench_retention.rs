@@ -25,7 +25,7 @@ Examples:
   hawser bench retention --policies full,intent-memory,h2o --budget 512 --tokens 4096
   hawser bench retention --json > retention.json
 
-A session of random tokens grows turn by turn; every policy runs the same one. Policies are interleaved over the
+A session of random tokens grows turn by turn; every policy runs the same one. Policies are interleaved over the \
 repetitions, and the one with the median time is shown.";
 
 /// Options of the command.

@@ -12,7 +12,7 @@ Examples:
   hawser key --tenant team-a
   hawser key --tenant team-a --name \"build server\" --operator
 
-The key is shown once and kept nowhere: give it to whoever calls, as HAWSER_API_KEY. The entry goes into the file that
+The key is shown once and kept nowhere: give it to whoever calls, as HAWSER_API_KEY. The entry goes into the file that \
 router.auth.keys_file names; a running router reads it within seconds.
 The entry of a key that was made elsewhere: printf %s \"$KEY\" | sha256sum";
 

@@ -11,7 +11,7 @@ pub mod eval;
 pub mod generate;
 pub mod inspect;
 pub mod key;
-mod placing;
+pub mod placing;
 pub mod pull;
 pub mod router;
 pub mod serving;

@@ -10,8 +10,12 @@ use hawser_client::{Client, ClientError};
 use hawser_common::clock::{Clock, Tick};
 use hawser_common::hint::without_hint;
 use hawser_common::tasks::Tasks;
-use hawser_common::{Coded, ErrorCode};
-use hawser_placement::{EmbeddedOptions, EmbeddedStore, EtcdStore, InvalidEtcdOptions, Store, StoreError};
+use hawser_common::tls::ClientTls;
+use hawser_common::{Coded, ErrorCode, Keepalive};
+use hawser_placement::{
+    EmbeddedOptions, EmbeddedStore, EtcdOptions, EtcdStore, InvalidEtcdOptions, Store, StoreError,
+};
+use hawser_proto::{Dial, TlsError};
 use hawser_worker::{InvalidStore, RemoteStore};
 use thiserror::Error;
 
@@ -38,12 +42,42 @@ pub fn of_router(
     embedded: EmbeddedOptions,
 ) -> anyhow::Result<Placement> {
     match config.store {
-        StoreKind::Etcd => Ok(Placement { store: Arc::new(EtcdStore::new(&config.etcd)?), embedded: None }),
+        StoreKind::Etcd => Ok(Placement { store: Arc::new(in_etcd(&config.etcd)?), embedded: None }),
         StoreKind::Embedded => {
             let embedded = EmbeddedStore::start(clock.clone(), tasks, embedded);
             Ok(Placement { store: Arc::<EmbeddedStore>::clone(&embedded), embedded: Some(embedded) })
         }
     }
+}
+
+/// An etcd that cannot be talked to as it is configured.
+#[derive(Debug, Error)]
+pub enum InvalidEtcd {
+    #[error(transparent)]
+    Options(#[from] InvalidEtcdOptions),
+    #[error("etcd.{0}")]
+    Certificates(#[from] TlsError),
+}
+
+impl Coded for InvalidEtcd {
+    fn code(&self) -> ErrorCode {
+        match self {
+            Self::Options(error) => error.code(),
+            Self::Certificates(error) => error.code(),
+        }
+    }
+}
+
+/// The store in etcd, which connects when it is first used. Its certificates are tried here, like all others: etcd's
+/// client finds out what is in the files as it connects, and that looks like an etcd which is away.
+///
+/// # Errors
+/// [`InvalidEtcd`].
+pub fn in_etcd(options: &EtcdOptions) -> Result<EtcdStore, InvalidEtcd> {
+    let store = EtcdStore::new(options)?;
+    let EtcdOptions { ca_file, cert_file, key_file, .. } = options.clone();
+    Dial::new(&ClientTls { ca_file, cert_file, key_file }, Keepalive::default())?;
+    Ok(store)
 }
 
 /// Why a worker did not join.
@@ -59,7 +93,7 @@ pub enum JoinError {
     #[error("cannot join the router at {uri}: {source}")]
     Served { uri: String, source: StoreError },
     #[error(transparent)]
-    Options(#[from] InvalidEtcdOptions),
+    Options(#[from] InvalidEtcd),
     #[error("cannot reach etcd at {endpoints}; name it with --etcd: {source}")]
     Etcd { endpoints: String, source: StoreError },
 }
@@ -161,7 +195,7 @@ pub async fn of_worker(
 async fn join(config: &Config) -> Result<(Arc<dyn Store>, Option<Client>), JoinError> {
     match config.store {
         StoreKind::Etcd => {
-            let store = EtcdStore::new(&config.etcd)?;
+            let store = in_etcd(&config.etcd)?;
             let endpoints = || config.etcd.endpoints.join(", ");
             drop(store.watch().await.map_err(|source| JoinError::Etcd { endpoints: endpoints(), source })?);
             Ok((Arc::new(store), None))

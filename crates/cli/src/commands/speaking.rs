@@ -54,7 +54,7 @@ pub struct Spoken {
     pub answering: Duration,
 }
 
-/// Runs a turn to its end; `show` gets each piece of text. `began` is when the turn was sent.
+/// Runs a turn to its end; `show` gets each piece of text. `began` is since when people wait for it.
 pub async fn speak(
     mut turn: Turn<'_>,
     clock: &Clock,

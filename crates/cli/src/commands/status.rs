@@ -22,11 +22,15 @@ Examples:
   hawser status --json | jq '.groups[] | {id, slots_free}'
   hawser status --json | jq '.groups[].state.ranks[] | {rank, health, step}'
 
-Slots hold the KV rows of one token each. FREE are on the free list; IDLE are held by sessions between turns, or left of
-some that went elsewhere while the group had lost its lease, and may be taken; SESSIONS are those that it has a claim for;
-PRUNED are those that sessions would hold more if nothing of them had been pruned.
-Groups of several ranks are shown rank by rank: up, slow (others wait for it), missing (it has not joined) or gone.
-A group that has left the cluster stays listed for ten minutes. One that is registered and does not answer is named below
+Slots hold the KV rows of one token each. FREE are on the free list; IDLE are held by no running turn and may be taken: \
+they are of sessions between turns, of the prefix tree alone, which keeps what other sessions may begin with, or left of \
+sessions that went elsewhere while the group had lost its lease. SESSIONS are those that it has a claim for; PRUNED are \
+slots that sessions would hold more if nothing of them had been pruned.
+Numbers of a group are those that it published last: a second ago at most where sessions, requests or 2 % of the pool \
+have changed since the time before, else up to ten seconds ago. Sessions and ranks are asked for now.
+Groups of several ranks are shown rank by rank: up, slow (others wait for it), missing (it has not joined) or gone. One \
+whose ranks have not all been there yet is not listed: its leader's log says which ones it waits for.
+A group that has left the cluster stays listed for ten minutes. One that is registered and does not answer is named below \
 the tables: its sessions are not among those listed.";
 
 /// Leaders asked at the same time.

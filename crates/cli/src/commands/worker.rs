@@ -25,7 +25,7 @@ Examples:
   hawser worker --group b --model models/Qwen2.5-0.5B-Instruct --threads 8
   hawser worker --group d --tp 2
   hawser worker --group f --etcd http://etcd-0:2379,http://etcd-1:2379
-  hawser worker --group e --rank 0 --world 2 --rendezvous host-e:7100   # and the same with --rank 1 elsewhere
+  hawser worker --group e --world 2 --rank 0 --rendezvous host-e:7100     (and --rank 1 elsewhere)
   hawser worker --group c --listen 0.0.0.0:7071 --set worker.advertise=http://host-c:7071
 
 Ctrl-C or SIGTERM hands the group's sessions over: running turns finish, later ones run at another group.";
@@ -194,11 +194,15 @@ async fn known_to(router: &Client, group: &WorkerHandle) -> bool {
 }
 
 async fn start(config: &Config, telemetry: &Telemetry) -> anyhow::Result<(WorkerHandle, Option<Client>)> {
+    let failed = || format!("cannot start group {}", config.worker.group);
+    // What is wrong here is told now, and not when the store is there at last.
+    let worker = config.worker.clone();
+    let checked = tokio::task::spawn_blocking(move || Worker::check_here(&worker)).await?;
+    checked.with_context(failed)?;
     let (store, router) = placing::of_worker(config, &Clock::system()).await?;
     announce_loading(&config.worker, 1);
     let started = Worker::start_observed(config.worker.clone(), store, Clock::system(), telemetry).await;
-    let group = started.with_context(|| format!("cannot start group {}", config.worker.group))?;
-    Ok((group, router))
+    Ok((started.with_context(failed)?, router))
 }
 
 /// What was loaded and what the group has.

@@ -14,10 +14,9 @@ use hawser_common::telemetry::Telemetry;
 use hawser_common::{Coded as _, ErrorCode, SessionKey, TenantId};
 use hawser_proto::v1::hawser_server::Hawser;
 use hawser_proto::v1::worker_client::WorkerClient;
-use hawser_proto::{Fault, status, v1};
+use hawser_proto::{Fault, Link, status, v1};
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::{AsciiMetadataValue, MetadataMap};
-use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 use crate::admission::Admission;
@@ -74,7 +73,7 @@ impl HawserService {
         }
     }
 
-    fn client(&self, target: &Target) -> Result<WorkerClient<Channel>, Fault> {
+    fn client(&self, target: &Target) -> Result<WorkerClient<Link>, Fault> {
         self.upstream.client(&target.address)
     }
 

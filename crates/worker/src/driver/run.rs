@@ -15,7 +15,9 @@ mod prunes;
 
 use super::command::{Command, DriverOptions, Turn, Weights};
 use crate::metrics::WorkerMetrics;
-use crate::ranks::{BEAT, FormError, Formation, GroupReport, Leader, Phase, RankError, TableChange, Traced};
+use crate::ranks::{
+    Awaited, BEAT, FormError, Formation, GroupReport, Leader, Phase, RankError, TableChange, Traced,
+};
 use crate::scheduler::{EntryKind, Kept, PlanEntry, Scheduler, SequenceId, StepPlan, Verdict};
 use crate::turn::{Finish, Generation, PruneTime, Timeline, TurnEnd, TurnError, TurnEvent, Usage};
 use moves::Moving;
@@ -67,8 +69,7 @@ pub(super) struct Driver {
     /// `None`: the group is down and is formed again.
     leader: Option<Leader>,
     formation: Box<dyn Formation>,
-    /// The ranks that were waited for last.
-    missing: Vec<usize>,
+    awaited: Awaited,
     epoch: u64,
     /// When the ranks are next told that the leader is there, or formed again.
     due: Tick,
@@ -98,12 +99,11 @@ impl Driver {
         let now = clock.now();
         let mut report =
             GroupReport::new(formation.world(), now).with_slots(options.slots, options.archive_slots);
-        let mut missing = Vec::new();
+        let mut awaited = Awaited::default();
         let leader = match formation.form(FIRST_EPOCH) {
             Err(FormError::Missing { ranks, world }) => {
-                tracing::info!(missing = ?ranks, world, "waiting for ranks");
+                awaited.tell(&ranks, (world, formation.meeting()), clock.now());
                 report.missing(&ranks);
-                missing = ranks;
                 None
             }
             formed => Some(formed?),
@@ -120,7 +120,7 @@ impl Driver {
             report: watch::Sender::new(report),
             is_up: watch::Sender::new(leader.is_some()),
             leader,
-            missing,
+            awaited,
             options: *options,
             scheduler: scheduler(options),
             running: HashMap::new(),
@@ -211,7 +211,7 @@ impl Driver {
                 self.report.send_modify(|report| report.formed(self.epoch, timers, now));
                 self.leader = Some(leader);
                 self.due = now.after(BEAT);
-                self.missing.clear();
+                self.awaited.clear();
                 tracing::info!(epoch = self.epoch, "all ranks are there");
                 self.metrics.up(true);
                 self.is_up.send_replace(true);
@@ -219,10 +219,7 @@ impl Driver {
             Err(error) => {
                 if let FormError::Missing { ranks, world } = &error {
                     self.report.send_modify(|report| report.missing(ranks));
-                    if self.missing != *ranks {
-                        tracing::info!(missing = ?ranks, world, "waiting for ranks");
-                        self.missing.clone_from(ranks);
-                    }
+                    self.awaited.tell(ranks, (*world, self.formation.meeting()), self.clock.now());
                 }
                 tracing::debug!(%error, "the group is not up yet");
             }

@@ -39,8 +39,8 @@ pub enum LoadError {
     Model(#[from] ModelError),
     #[error(transparent)]
     Device(#[from] DeviceError),
-    #[error(transparent)]
-    Shard(#[from] ShardError),
+    #[error("{key}: {source}")]
+    Shard { key: &'static str, source: ShardError },
     #[error("worker.collective is nccl: {0}")]
     Collective(#[from] CollectiveError),
     #[error("worker.rank_tls: {0}")]
@@ -49,9 +49,11 @@ pub enum LoadError {
     Rendezvous { address: String, source: std::io::Error },
     #[error("worker.model: the chat template of {path}: {source}")]
     Template { path: String, source: TemplateError },
-    #[error("context_tokens is {asked}, but the model was made for {most}")]
+    #[error("worker.context_tokens is {asked}, but the model was made for {most}")]
     Context { asked: usize, most: usize },
-    #[error("kv_memory_mib = {mib} has room for {slots} tokens; give the pool more memory, or set kv_slots")]
+    #[error(
+        "worker.kv_memory_mib = {mib} has room for {slots} tokens; give the pool more memory, or set worker.kv_slots"
+    )]
     PoolTooSmall { mib: usize, slots: usize },
     #[error("the simulated model has no text: {0}")]
     SimulatedText(#[from] SimulatedTextError),
@@ -161,6 +163,8 @@ struct Prepared {
     archive_slots: usize,
     text: Text,
     end_ids: Vec<u32>,
+    /// Why there is no tokenizer, where there is none.
+    untold: Option<CheckpointError>,
     tls: Option<RankTls>,
 }
 
@@ -179,25 +183,35 @@ impl Prepared {
             slots => slots,
         };
         let archive_slots = archive_slots.min(u32::MAX as usize - slots);
-        let (text, end_ids) = text_side(&checkpoint, config.vocab)?;
-        Ok(Self { checkpoint, context, plan, of_ranks, slots, archive_slots, text, end_ids, tls })
+        let (text, end_ids, untold) = text_side(&checkpoint, config.vocab)?;
+        Ok(Self { checkpoint, context, plan, of_ranks, slots, archive_slots, text, end_ids, untold, tls })
     }
 }
 
-/// Looks at the model and the certificates that `options` name, without reading weights or opening anything.
+/// Looks at the model and the certificates that `options` name, without reading weights or opening anything. Says why
+/// only token ids would be served, where a leader would serve no more.
 ///
 /// # Errors
 /// [`LoadError`] names the key, the file and what in it is wrong.
-pub(super) fn check(options: &WorkerOptions) -> Result<(), LoadError> {
+pub(super) fn check(options: &WorkerOptions) -> Result<Option<CheckpointError>, LoadError> {
     match options.engine {
-        EngineKind::Simulated => Ok(RankTls::read(&options.rank_tls).map(drop)?),
+        EngineKind::Simulated => Ok(RankTls::read(&options.rank_tls).map(|_| None)?),
         // A follower has no text and no pool of its own size.
         EngineKind::Model if options.rank > 0 => {
             RankTls::read(&options.rank_tls)?;
-            shard_plan(&Checkpoint::open(&options.model)?, options).map(drop)
+            shard_plan(&Checkpoint::open(&options.model)?, options).map(|_| None)
         }
-        EngineKind::Model => Prepared::of(options).map(drop),
+        EngineKind::Model => Ok(Prepared::of(options)?.untold),
     }
+}
+
+/// Looks at what the ranks of the group need of this machine, once the rest was looked at.
+///
+/// # Errors
+/// [`LoadError`].
+pub(super) fn check_here(options: &WorkerOptions) -> Result<(), LoadError> {
+    sums(options).probe()?;
+    meeting(options).map(drop)
 }
 
 fn load_model(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> Result<Loaded, LoadError> {
@@ -205,7 +219,11 @@ fn load_model(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> Result
     sums(options).probe()?;
     let prepared = Prepared::of(options)?;
     let meeting = meeting(options)?;
-    let Prepared { checkpoint, context, plan, of_ranks, slots, archive_slots, text, end_ids, tls } = prepared;
+    if let Some(error) = &prepared.untold {
+        tracing::warn!(%error, "no usable tokenizer: only token ids are served");
+    }
+    let Prepared { checkpoint, context, plan, of_ranks, slots, archive_slots, text, end_ids, tls, .. } =
+        prepared;
     let config = checkpoint.config().clone();
     let name = if options.model_name.is_empty() { checkpoint.name() } else { options.model_name.clone() };
     let threads = options.thread_count();
@@ -250,7 +268,9 @@ fn load_model(options: &WorkerOptions, clock: &Clock, tracer: &Tracer) -> Result
 /// What each rank of the group holds.
 pub(super) fn shard_plan(checkpoint: &Checkpoint, options: &WorkerOptions) -> Result<ShardPlan, LoadError> {
     let world = NonZeroUsize::new(options.world.max(options.tp)).unwrap_or(NonZeroUsize::MIN);
-    Ok(ShardPlan::new(checkpoint.config(), world, &Blocks::of(checkpoint)?)?)
+    let key = if options.world > 1 { "worker.world" } else { "worker.tp" };
+    let plan = ShardPlan::new(checkpoint.config(), world, &Blocks::of(checkpoint)?);
+    plan.map_err(|source| LoadError::Shard { key, source })
 }
 
 /// Bytes that one slot takes on each rank: keys and values of the KV heads that it holds, some of which other ranks may
@@ -359,18 +379,19 @@ fn slot_count(options: &WorkerOptions, bytes_per_slot: usize) -> Result<usize, L
     Ok(slots.min(u32::MAX as usize))
 }
 
-/// The tokenizer, the template and the end tokens. A checkpoint without a tokenizer serves token ids only.
-fn text_side(checkpoint: &Checkpoint, vocabulary: usize) -> Result<(Text, Vec<u32>), LoadError> {
+/// The tokenizer, the template and the end tokens. A checkpoint without a tokenizer serves token ids only; why it has
+/// none.
+fn text_side(
+    checkpoint: &Checkpoint,
+    vocabulary: usize,
+) -> Result<(Text, Vec<u32>, Option<CheckpointError>), LoadError> {
     let mut end_ids = checkpoint.end_tokens().to_vec();
-    let tokenizer = match checkpoint.tokenizer() {
+    let (tokenizer, untold) = match checkpoint.tokenizer() {
         Ok(tokenizer) => {
             end_ids.extend_from_slice(tokenizer.end_ids());
-            Some(Arc::new(tokenizer))
+            (Some(Arc::new(tokenizer)), None)
         }
-        Err(error) => {
-            tracing::warn!(%error, "no usable tokenizer: only token ids are served");
-            None
-        }
+        Err(error) => (None, Some(error)),
     };
     end_ids.sort_unstable();
     end_ids.dedup();
@@ -379,7 +400,7 @@ fn text_side(checkpoint: &Checkpoint, vocabulary: usize) -> Result<(Text, Vec<u3
         ChatTemplate::compile(&source).map_err(|source| LoadError::Template { path, source })
     };
     let template = checkpoint.chat_template().map(compile).transpose()?;
-    Ok((Text { tokenizer, template, vocabulary }, end_ids))
+    Ok((Text { tokenizer, template, vocabulary }, end_ids, untold))
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! How the ranks of a group come together: once per epoch, again after each failure.
 
+use std::net::SocketAddr;
+
 use hawser_common::{Coded, ErrorCode};
 use hawser_device::DeviceError;
 use hawser_device::collective::nccl::UniqueIdError;
@@ -51,6 +53,11 @@ pub trait Formation: Send + std::fmt::Debug {
     /// # Errors
     /// [`FormError`]; it is tried again later.
     fn form(&mut self, epoch: u64) -> Result<Leader, FormError>;
+
+    /// Where ranks in other processes come to; `None`: there are none.
+    fn meeting(&self) -> Option<SocketAddr> {
+        None
+    }
 
     /// Tells processes that want to be a rank of a group which is whole that it is. Called between steps, and never waits.
     fn turn_away(&mut self) {}

@@ -4,6 +4,7 @@
 //! its shard. Promises that ranks which ran the same commands hold the same tables, and that a rank which cannot go on
 //! ends the group instead of leaving a command out.
 
+mod awaited;
 mod command;
 mod door;
 mod engine;
@@ -21,6 +22,7 @@ mod tables;
 mod threads;
 mod traced;
 
+pub use awaited::Awaited;
 pub use command::{Command, CommandError, Scoring, Work};
 pub use engine::{Engine, EngineFigures};
 pub use follower::follow;

@@ -261,6 +261,10 @@ impl Formation for Processes {
         Err(FormError::Missing { ranks: missing.map(|(rank, _)| rank).collect(), world: self.world })
     }
 
+    fn meeting(&self) -> Option<SocketAddr> {
+        self.address().ok()
+    }
+
     /// Each is answered by a thread of its own, since a step must not wait for a stranger.
     fn turn_away(&mut self) {
         while let Ok((stream, from)) = self.listener.accept() {

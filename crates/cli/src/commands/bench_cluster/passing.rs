@@ -9,15 +9,19 @@ use std::task::{Context, Poll};
 
 use futures_util::future::BoxFuture;
 use hawser_common::tasks::Tasks;
+use hawser_proto::link::Limits;
 use hawser_proto::v1::worker_server;
+use hawser_proto::{Dial, Link, Reach};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{Service, http};
 use tonic::server::NamedService;
+use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
-use tonic::transport::{Channel, Endpoint, Server};
+
+use super::drive::TURN_LIMIT;
 
 /// Its thread, which is one, as a router's.
 pub const PASSING_THREADS: &str = "bench-passing";
@@ -52,8 +56,9 @@ pub async fn pass(leader: SocketAddr, tasks: &Tasks) -> std::io::Result<SocketAd
 pub fn call_on(leader: SocketAddr, tasks: &Tasks) -> anyhow::Result<SocketAddr> {
     let incoming = TcpIncoming::bind(([127, 0, 0, 1], 0).into())?.with_nodelay(Some(true));
     let address = incoming.local_addr()?;
-    let endpoint = Endpoint::from_shared(format!("http://{leader}"))?;
-    let calls = Calls(hawser_proto::connect_lazy(&endpoint));
+    let limits = Limits { connect: TURN_LIMIT, stream_window: 64 << 10, connection_window: 64 << 20 };
+    let peer = Dial::default().peer(&format!("http://{leader}"), limits, Reach::tcp())?;
+    let calls = Calls(Link::new(peer, tasks.clone()));
     let serving = Server::builder().add_service(calls);
     let serving = serving.serve_with_incoming_shutdown(incoming, tasks.stopping().cancelled_owned());
     tasks.spawn(async move {
@@ -65,7 +70,7 @@ pub fn call_on(leader: SocketAddr, tasks: &Tasks) -> anyhow::Result<SocketAddr> 
 
 /// Calls of a worker's methods, made again at its leader.
 #[derive(Clone)]
-struct Calls(Channel);
+struct Calls(Link);
 
 impl NamedService for Calls {
     const NAME: &'static str = worker_server::SERVICE_NAME;
@@ -83,12 +88,12 @@ impl Service<http::Request<Body>> for Calls {
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let mut leader = self.0.clone();
         Box::pin(async move {
-            let called = async {
-                std::future::poll_fn(|cx| leader.poll_ready(cx)).await?;
-                leader.call(request).await
-            };
-            let failed = |error: tonic::transport::Error| Status::unavailable(error.to_string()).into_http();
-            Ok(called.await.unwrap_or_else(failed))
+            // A link is always ready.
+            let called = leader.call(request).await;
+            Ok(match called {
+                Ok(answer) => answer.map(Body::new),
+                Err(error) => Status::unavailable(error.to_string()).into_http(),
+            })
         })
     }
 }

@@ -180,10 +180,11 @@ impl Chat<'_> {
     }
 
     async fn say(&mut self, text: &str) -> Result<Spoken, ClientError> {
+        // Before the question where the session stands: an owner that was lost is waited for there, too.
+        let began = self.clock.now();
         if self.named {
             self.go_on().await?;
         }
-        let began = self.clock.now();
         let turn = self.session.say(text).await?;
         speak(turn, &self.clock, began, |text| piece(text)).await
     }

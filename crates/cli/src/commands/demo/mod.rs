@@ -20,11 +20,11 @@ const GROUPS: [&str; 2] = ["harbour", "quay"];
 
 const EXAMPLES: &str = "\
 Examples:
-  hawser demo                                      starts a router and two groups itself, and stops them at the end
+  hawser demo                                      with a router and two groups of its own
   hawser demo --turns 3
   hawser demo --server http://127.0.0.1:7070       on a cluster that runs; no group is stopped then
 
-What is written in advance: the questions, the tool calls and the tool results. What is not: the answers, which the
+What is written in advance: the questions, the tool calls and the tool results. What is not: the answers, which the \
 model generates, and which stay in the session's history as they are.";
 
 /// Play an agent session on two worker groups while a second session runs beside it, then stop the group that owns

@@ -33,16 +33,16 @@ const EXAMPLES: &str = "\
 Examples:
   scripts/fetch-traces
   hawser eval retention --traces traces/bfcl-base.jsonl --out results/bfcl
-  hawser eval retention --traces mine.jsonl --policies full,random,role-prior,'mine@h2o:role_weight=8'
+  hawser eval retention --traces mine.jsonl --policies full,random,'mine@h2o:role_weight=8'
   hawser eval retention --traces mine.jsonl --budgets 512,1024 --mode open
-  hawser eval retention --traces mine.jsonl --only-hits       seconds: how much of the prompts is found again
+  hawser eval retention --traces mine.jsonl --only-hits    how much of prompts is found again
 
-A policy is written name@policy:option=value:…; the options are those of worker.retention in docs/config.md, all at
-their defaults but the trigger and the weights of roles, which are 0; `default` is what is shipped. Budgets
-are tokens, or shares of what follows the system message, which is kept and comes on top. OUT.json holds every number,
-turn by turn, and is where a run that was stopped goes on: what is there already is not replayed again. Sessions,
-policies, budgets and modes may be added to it; results of another model, of sessions whose content changed or of a
-policy with other options are refused. OUT.md and OUT.svg say it in short. Replays are teacher-forced: nothing is
+A policy is written name@policy:option=value:…; the options are those of worker.retention in docs/config.md, all at \
+their defaults but the trigger and the weights of roles, which are 0; `default` is what is shipped. Budgets \
+are tokens, or shares of what follows the system message, which is kept and comes on top. OUT.json holds every number, \
+turn by turn, and is where a run that was stopped goes on: what is there already is not replayed again. Sessions, \
+policies, budgets and modes may be added to it; results of another model, of sessions whose content changed or of a \
+policy with other options are refused. OUT.md and OUT.svg say it in short. Replays are teacher-forced: nothing is \
 sampled, and a low divergence is no claim about how well an agent does its task.";
 
 /// Options of the command.

@@ -16,8 +16,8 @@ Examples:
   hawser eval make-traces --gap 6 --distractors 8 --sessions 50 --out traces/far.jsonl
   hawser eval make-traces --source bfcl-base --out traces/bfcl-base.jsonl
 
-A synthetic session asks about one topic, then others, then the first again. The other sources execute the
-ground-truth calls of public agent benchmarks against their own tools, without any model: they need Python 3.10, pip,
+A synthetic session asks about one topic, then others, then the first again. The other sources execute the \
+ground-truth calls of public agent benchmarks against their own tools, without any model: they need Python 3.10, pip, \
 and the folder scripts/traces of Hawser's source.";
 
 /// Options of the command.

@@ -25,8 +25,8 @@ Examples:
   hawser inspect agent-7 --top 30 | less
   hawser inspect agent-7 --json | jq -j '.positions[] | select(.state == \"dead\") | .text'
 
-Of every token that is live, the session's KV rows are in the cache. Shared ones are held by the prefix tree or by
-another session too; protected ones and sinks are never evicted. Dead ones were evicted by a prune and are not seen any
+Of every token that is live, the session's KV rows are in the cache. Shared ones are held by the prefix tree or by \
+another session too; protected ones and sinks are never evicted. Dead ones were evicted by a prune and are not seen any \
 more. Pending ones have no row now: the next turn computes it, as that of every answer's last token.
 
 A call waits for the session's running turn.";

@@ -95,7 +95,8 @@ fn what_is_wrong_with_the_named_files_is_told_without_loading() {
         assert!(text.starts_with("worker.model: ") && text.contains("junk.gguf"), "{text}");
     }
     assert!(
-        told(&WorkerOptions { context_tokens: 1 << 30, ..fine.clone() }).starts_with("context_tokens is")
+        told(&WorkerOptions { context_tokens: 1 << 30, ..fine.clone() })
+            .starts_with("worker.context_tokens is")
     );
     let some = |name: &str| Some(folder.path().join(name));
     let rank_tls = MutualTls { ca_file: some("ca"), cert_file: some("cert"), key_file: some("key") };
