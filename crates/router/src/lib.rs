@@ -45,3 +45,4 @@ pub use quota::Quota;
 pub use router::{Network, Router, RouterHandle, StartError};
 pub use store_service::StoreService;
 pub use strategy::Strategy;
+pub use upstream::link_limits;

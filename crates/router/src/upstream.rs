@@ -23,6 +23,12 @@ const CONNECTION_WINDOW: u32 = 64 << 20;
 pub(crate) const KEEPALIVE: Keepalive =
     Keepalive { interval: Duration::from_millis(500), timeout: Duration::from_secs(2) };
 
+/// Bounds of a router's connection to a leader, which is made within `connect`.
+#[must_use]
+pub const fn link_limits(connect: Duration) -> Limits {
+    Limits { connect, stream_window: STREAM_WINDOW, connection_window: CONNECTION_WINDOW }
+}
+
 #[derive(Debug)]
 pub(crate) struct Upstream {
     links: Mutex<HashMap<String, Link>>,
@@ -64,11 +70,7 @@ impl Upstream {
     }
 
     fn link(&self, address: &str) -> Result<Link, Fault> {
-        let limits = Limits {
-            connect: self.connect_timeout,
-            stream_window: STREAM_WINDOW,
-            connection_window: CONNECTION_WINDOW,
-        };
+        let limits = link_limits(self.connect_timeout);
         let peer = self.dial.peer(address, limits, self.reach.clone()).map_err(|error| Fault {
             code: ErrorCode::Unavailable,
             message: format!("the group registered an address that cannot be used: {error}"),

@@ -9,7 +9,6 @@ use std::task::{Context, Poll};
 
 use futures_util::future::BoxFuture;
 use hawser_common::tasks::Tasks;
-use hawser_proto::link::Limits;
 use hawser_proto::v1::worker_server;
 use hawser_proto::{Dial, Link, Reach};
 use tokio::io::copy_bidirectional;
@@ -56,7 +55,7 @@ pub async fn pass(leader: SocketAddr, tasks: &Tasks) -> std::io::Result<SocketAd
 pub fn call_on(leader: SocketAddr, tasks: &Tasks) -> anyhow::Result<SocketAddr> {
     let incoming = TcpIncoming::bind(([127, 0, 0, 1], 0).into())?.with_nodelay(Some(true));
     let address = incoming.local_addr()?;
-    let limits = Limits { connect: TURN_LIMIT, stream_window: 64 << 10, connection_window: 64 << 20 };
+    let limits = hawser_router::link_limits(TURN_LIMIT);
     let peer = Dial::default().peer(&format!("http://{leader}"), limits, Reach::tcp())?;
     let calls = Calls(Link::new(peer, tasks.clone()));
     let serving = Server::builder().add_service(calls);
